@@ -1,0 +1,110 @@
+"""What the planner answers: the JSON contract as pydantic models (`schema: seqplan-json/1`).
+
+Bytes, seconds and fractions, never rounded; render.py is the only place that rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from seqplan.planner.layout import Layout
+from seqplan.planner.spec import Spec
+
+JSON_SCHEMA = "seqplan-json/1"
+
+MEMORY_KINDS: tuple[str, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "attention",
+    "logits",
+    "ring_buffers",
+    "comm_buffers",
+    "transient",
+)
+"""Allocated bytes of a rank, by what they are for. Together they are `allocated_bytes`."""
+
+TIME_KINDS: tuple[str, ...] = ("compute", "recompute", "tp", "sp", "pp", "dp", "bubble", "optimizer")
+"""Seconds of a step on the critical path, by cause. Together they are `step_time_s`."""
+
+
+class Reason(Spec):
+    """One broken rule, with its numbers and the values that would work."""
+
+    rule: str
+    message: str
+
+
+class StageMemory(Spec):
+    """The fullest rank of one pipeline stage."""
+
+    stage: int
+    allocated_bytes: float
+    overhead_bytes: float
+    peak_bytes: float
+    by_kind: dict[str, float] = Field(description="allocated bytes, one entry for each of MEMORY_KINDS")
+    overhead_by_kind: dict[str, float] = Field(description="context, communicators, fragmentation")
+
+
+class MemoryEstimate(Spec):
+    """Memory of every stage; the worst stage's figures stand at the top."""
+
+    allocated_bytes: float
+    overhead_bytes: float
+    peak_bytes: float
+    limit_bytes: float = Field(description="device memory less the user's head-room")
+    worst_stage: int
+    stages: tuple[StageMemory, ...]
+
+
+class TimeEstimate(Spec):
+    """One optimizer step."""
+
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    by_kind: dict[str, float] = Field(description="seconds, one entry for each of TIME_KINDS")
+    bubble_fraction: float = Field(description="share of the step that the average stage waits in the pipeline")
+    notes: tuple[str, ...] = Field(default=(), description="assumptions such as which overlaps were counted")
+
+
+class ScoredLayout(Spec):
+    """One layout with everything that we say about it. memory and time are null where it is not legal."""
+
+    layout: Layout
+    legal: bool
+    fits: bool
+    runnable: bool = Field(description="the chosen implementation can train it")
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+    memory: MemoryEstimate | None = None
+    time: TimeEstimate | None = None
+
+
+class Rejected(Spec):
+    """How many candidates fell to one rule, with one of them as example."""
+
+    rule: str
+    count: int
+    example: str
+
+
+class Suggestion(Spec):
+    """The answer of `suggest`."""
+
+    schema_: Literal["seqplan-json/1"] = Field(default="seqplan-json/1", serialization_alias="schema")
+    pick: ScoredLayout | None
+    ranked: tuple[ScoredLayout, ...]
+    candidates: int = Field(description="combinations after canonicalisation and before legality")
+    legal: int
+    fitting: int
+    rejected: tuple[Rejected, ...]
+    would_fit: tuple[str, ...] = Field(description="when nothing fits: what would make the nearest miss fit")
+    nearest_miss: ScoredLayout | None = None
+    with_other_trainers: tuple[ScoredLayout, ...] = ()
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    elapsed_s: float
