@@ -1,0 +1,191 @@
+"""LayoutTable: many layouts as columns, so that one formula explains one plan and scores a million.
+
+All rows of a table share the pipeline (stages, schedule, chunks), precision and mesh order, which are plain
+scalars; everything else is an int64 column. Names of a choice (`recompute`, `attention`, `kernel`) are stored
+as their place in the tuples below. Optional fields are resolved to numbers: a formula never meets a None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from seqplan.planner.layout import AXES, Attention, Kernel, Layout, Recompute
+from seqplan.planner.train_spec import TrainSpec
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+RECOMPUTES: tuple[str, ...] = get_args(Recompute)
+ATTENTIONS: tuple[str, ...] = get_args(Attention)
+KERNELS: tuple[str, ...] = get_args(Kernel)
+
+COLUMNS: tuple[str, ...] = (
+    *(axis for axis in AXES if axis != "pp"),
+    "micro_batch_size",
+    "num_microbatches",
+    "zero_stage",
+    "zero_shard_size",
+    "recompute",
+    "recompute_layers",
+    "attention",
+    "kernel",
+    "tp_sequence_parallel",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutTable:
+    """Layouts of one pipeline. Every column of COLUMNS has the same length n."""
+
+    pp: int
+    stage_layers: tuple[int, ...]
+    schedule: str
+    num_virtual_stages: int
+    precision: str
+    mesh_order: tuple[str, ...]
+    dp: Ints
+    tp: Ints
+    sp: Ints
+    micro_batch_size: Ints
+    num_microbatches: Ints
+    zero_stage: Ints
+    zero_shard_size: Ints
+    """Ranks of dp x sp that share the states; dp * sp where the layout says None."""
+    recompute: Ints
+    recompute_layers: Ints
+    """Layers of a stage at most (a shorter stage recomputes all of its own); 0 where recompute is none."""
+    attention: Ints
+    kernel: Ints
+    tp_sequence_parallel: Ints
+
+    def __post_init__(self) -> None:
+        assert len({len(getattr(self, name)) for name in COLUMNS}) == 1, "columns of unequal length"
+
+    def __len__(self) -> int:
+        return len(self.dp)
+
+    def degree(self, axis: str) -> Ints:
+        """The degree of one axis of AXES as a column; pp is the same in every row."""
+        if axis == "pp":
+            return np.full(len(self), self.pp, dtype=np.int64)
+        return cast(Ints, getattr(self, axis))
+
+    @property
+    def world_size(self) -> Ints:
+        product = np.ones(len(self), dtype=np.int64)
+        for axis in AXES:
+            product = product * self.degree(axis)
+        return product
+
+    def is_recompute(self, name: str) -> Bools:
+        return cast(Bools, self.recompute == RECOMPUTES.index(name))
+
+    def is_attention(self, name: str) -> Bools:
+        return cast(Bools, self.attention == ATTENTIONS.index(name))
+
+    def is_kernel(self, name: str) -> Bools:
+        return cast(Bools, self.kernel == KERNELS.index(name))
+
+    def take(self, rows: ArrayLike) -> LayoutTable:
+        """The rows of a boolean mask or of an index array."""
+        chosen = np.asarray(rows)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
+
+    def row(self, i: int) -> Layout:
+        """One row as a Layout; what covers everything (all layers, all of dp x sp) is None again."""
+        at = {name: int(getattr(self, name)[i]) for name in COLUMNS}
+        recompute = cast(Recompute, RECOMPUTES[at["recompute"]])
+        whole_stage = at["recompute_layers"] >= max(self.stage_layers, default=0)
+        return Layout(
+            **{axis: at.get(axis, self.pp) for axis in AXES},
+            micro_batch_size=at["micro_batch_size"],
+            attention=cast(Attention, ATTENTIONS[at["attention"]]),
+            kernel=cast(Kernel, KERNELS[at["kernel"]]),
+            schedule=cast(Any, self.schedule),
+            num_virtual_stages=self.num_virtual_stages,
+            recompute=recompute,
+            recompute_layers=None if recompute == "none" or whole_stage else at["recompute_layers"],
+            zero_stage=cast(Any, at["zero_stage"]),
+            zero_shard_size=None if at["zero_shard_size"] == at["dp"] * at["sp"] else at["zero_shard_size"],
+            precision=cast(Any, self.precision),
+            tp_sequence_parallel=bool(at["tp_sequence_parallel"]),
+            mesh_order=self.mesh_order,
+            stage_layers=self.stage_layers,
+        )
+
+
+def num_microbatches(global_batch_size: int, dp: ArrayLike, micro_batch_size: ArrayLike) -> Ints:
+    """Micro-batches of one dp rank in one step; at least 1, so that an illegal layout can still be shown."""
+    per_pass = np.asarray(dp, dtype=np.int64) * np.asarray(micro_batch_size, dtype=np.int64)
+    return np.maximum(global_batch_size // per_pass, 1)
+
+
+def from_layouts(layouts: list[Layout], train: TrainSpec) -> LayoutTable:
+    """Layouts that share pipeline, precision and mesh order as one table, rows in the given order."""
+    first = layouts[0]
+    for layout in layouts:
+        assert pipeline_key(layout) == pipeline_key(first), "a table holds one pipeline"
+
+    def column(values: list[int]) -> Ints:
+        return np.array(values, dtype=np.int64)
+
+    dp, sp = column([x.dp for x in layouts]), column([x.sp for x in layouts])
+    micro = column([x.micro_batch_size for x in layouts])
+    longest = max(first.stage_layers, default=0)
+    return LayoutTable(
+        pp=first.pp,
+        stage_layers=first.stage_layers,
+        schedule=first.schedule,
+        num_virtual_stages=first.num_virtual_stages,
+        precision=first.precision,
+        mesh_order=first.mesh_order,
+        dp=dp,
+        tp=column([x.tp for x in layouts]),
+        sp=sp,
+        micro_batch_size=micro,
+        num_microbatches=num_microbatches(train.global_batch_size, dp, micro),
+        zero_stage=column([x.zero_stage for x in layouts]),
+        zero_shard_size=column([x.zero_shard_size or x.dp * x.sp for x in layouts]),
+        recompute=column([RECOMPUTES.index(x.recompute) for x in layouts]),
+        recompute_layers=column([_recompute_layers(x, longest) for x in layouts]),
+        attention=column([ATTENTIONS.index(x.attention) for x in layouts]),
+        kernel=column([KERNELS.index(x.kernel) for x in layouts]),
+        tp_sequence_parallel=column([int(x.tp_sequence_parallel) for x in layouts]),
+    )
+
+
+def from_layout(layout: Layout, train: TrainSpec) -> LayoutTable:
+    """A table of one row."""
+    return from_layouts([layout], train)
+
+
+def pipeline_key(layout: Layout) -> tuple[object, ...]:
+    """What all rows of a table have in common."""
+    return (
+        layout.pp,
+        layout.stage_layers,
+        layout.schedule,
+        layout.num_virtual_stages,
+        layout.precision,
+        layout.mesh_order,
+    )
+
+
+def concatenate(tables: list[LayoutTable]) -> LayoutTable:
+    """Tables of one pipeline, one under the other."""
+    assert tables
+    scalars = [f.name for f in fields(LayoutTable) if f.name not in COLUMNS]
+    for table in tables:
+        assert all(getattr(table, name) == getattr(tables[0], name) for name in scalars)
+    joined: dict[str, Any] = {name: np.concatenate([getattr(t, name) for t in tables]) for name in COLUMNS}
+    return replace(tables[0], **joined)
+
+
+def _recompute_layers(layout: Layout, longest_stage: int) -> int:
+    if layout.recompute == "none":
+        return 0
+    return longest_stage if layout.recompute_layers is None else layout.recompute_layers
