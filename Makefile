@@ -1,0 +1,63 @@
+# The repository's commands. Every target sets up .venv first (a stamp file makes the second call free).
+#   make demo         plan a small model for this machine, train it 20 steps on 4 processes, planned beside measured
+#   make test         all tests
+#   make check        format, lint, types, architecture, then all tests (once, also in `make check test`)
+#   make wheel-check  the built wheel in a clean environment, used from another folder
+#   make clean        what the other targets made
+# Paths are relative, so the folder may have any name; tools run as `python -m`, because the scripts in .venv/bin
+# carry the absolute path of the folder where they were installed.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check static format wheel-check clean FORCE
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+# The stamp holds the folder it was made in: a moved or copied checkout installs again.
+ifneq "$(shell cat $(STAMP) 2>/dev/null)" "$(CURDIR)"
+$(STAMP): FORCE
+endif
+
+help:
+	@sed -n '2,6s/^# *//p' Makefile
+
+$(STAMP): pyproject.toml constraints.txt
+	@python=$${PYTHON:-$$(bash .ci/find-python)}; \
+	echo "setting up $(VENV) with $$($$python --version)"; \
+	"$$python" -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@pwd -P > $@
+
+setup: $(STAMP)
+
+# One thread a rank: the four processes share this machine's cores.
+demo: $(STAMP)
+	@mkdir -p demo-run
+	$(PY) -m seqplan suggest tiny --cluster local --gpus 4 --sp 2 --seq-len 512 --global-batch-size 8 -o demo-run/plan.yaml
+	OMP_NUM_THREADS=1 $(PY) -m seqplan run demo-run/plan.yaml --steps 20 --output-dir demo-run \
+	  --data "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/asyncio"
+
+test: $(STAMP)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q
+
+# The architecture test is part of the suite; it runs here first too, because it costs a second and fails early.
+static: $(STAMP)
+	@$(PY) -m ruff format --check seqplan tests $(wildcard benchmarks)
+	@$(PY) -m ruff check seqplan tests $(wildcard benchmarks)
+	@$(PY) -m mypy
+	@$(PY) -m pytest -q tests/test_architecture.py
+
+check: static test
+
+format: $(STAMP)
+	@$(PY) -m ruff format seqplan tests $(wildcard benchmarks)
+	@$(PY) -m ruff check --fix seqplan tests $(wildcard benchmarks)
+
+wheel-check: $(STAMP)
+	@bash .ci/wheel-check $(PY)
+
+clean:
+	rm -rf $(VENV) build dist demo-run .pytest_cache .mypy_cache .ruff_cache
