@@ -1,16 +1,32 @@
-"""Layout: how one training job is split; and why a layout is not allowed."""
+"""Layout: how one training job is split; how one is written down in short, and which defaults complete it.
+
+A layout may be illegal: legality.py says why, with every number, so the constructor checks types only.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Literal
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from seqplan.planner.spec import Spec
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.spec import Spec, validation_text
+
+if TYPE_CHECKING:  # these modules import this one
+    from seqplan.planner.cluster_spec import DeviceSpec
+    from seqplan.planner.implementation import Capabilities
+    from seqplan.planner.model_spec import ModelSpec
+    from seqplan.planner.question import Question
 
 AXES: tuple[str, ...] = ("dp", "pp", "tp", "sp")
 """The parallel axes. No formula may assume that there are exactly these: an expert axis may join."""
+
+DEFAULT_MESH_ORDER: tuple[str, ...] = ("pp", "dp", "sp", "tp")
+"""Outermost to innermost: tp and then sp stay inside a node, where links are fastest."""
 
 Attention = Literal["none", "ring", "rsa"]
 Kernel = Literal["flash", "efficient", "math"]
@@ -31,12 +47,16 @@ class Layout(Spec):
     schedule: Schedule = Field(default="none", description="pipeline schedule; none where pp = 1")
     num_virtual_stages: int = Field(default=1, ge=1, description="interleaved chunks a rank")
     recompute: Recompute = "none"
-    recompute_layers: int | None = Field(default=None, ge=0, description="how many of a stage's layers; None: all")
+    recompute_layers: int | None = Field(
+        default=None, ge=0, description="how many of a stage's layers; None: all"
+    )
     zero_stage: Literal[0, 1, 2, 3] = 0
-    zero_shard_size: int | None = Field(default=None, ge=1, description="ranks of dp x sp that share states; None: all")
+    zero_shard_size: int | None = Field(
+        default=None, ge=1, description="ranks of dp x sp that share states; None: all"
+    )
     precision: Literal["fp32", "bf16", "fp16"]
     tp_sequence_parallel: bool = False
-    mesh_order: tuple[str, ...] = Field(default=("pp", "dp", "sp", "tp"), description="outermost to innermost")
+    mesh_order: tuple[str, ...] = Field(default=DEFAULT_MESH_ORDER, description="outermost to innermost")
     stage_layers: tuple[int, ...] = Field(description="layers of each pipeline stage")
 
     @property
@@ -47,3 +67,125 @@ class Layout(Spec):
     @property
     def world_size(self) -> int:
         return math.prod(self.degrees.values())
+
+    @property
+    def degrees_text(self) -> str:
+        """The short form that `parse_layout` reads: dp2,pp1,tp4,sp8."""
+        return ",".join(f"{axis}{degree}" for axis, degree in self.degrees.items())
+
+
+def spread_layers(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage, as even as whole layers allow; contiguous, every layer exactly once.
+
+    What is left over goes to the middle stages first, since the ends also carry the embedding and the
+    head; then to the first stage; the last one, with the head's matmul, gets an extra layer last of all.
+    The later middle stages come first: under 1F1B they keep fewer micro-batches.
+    """
+    share, left_over = divmod(num_layers, pp)
+    order = [*range(pp - 2, 0, -1), 0, pp - 1]
+    extra = set(order[:left_over])
+    return tuple(share + (stage in extra) for stage in range(pp))
+
+
+def default_stage_layers(model: ModelSpec, pp: int) -> tuple[int, ...]:
+    """Layers of each stage where the user says none."""
+    return spread_layers(model.num_layers, pp)
+
+
+def best_kernel(device: DeviceSpec, trainer: Capabilities, precision: str, attention: str) -> Kernel:
+    """The best attention kernel that device and trainer have for this dtype; rsa has its own matmuls."""
+    if attention != "rsa":
+        for dtype, kernels in device.attention_kernels.items():
+            for kernel in kernels:
+                if dtype == precision and kernel in trainer.kernels:
+                    return kernel
+    return "math"
+
+
+def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
+    """A Layout from the fields that the user gave; each absent one takes its default.
+
+    micro_batch_size is 1 where absent: it divides every batch, and gives a pipeline the most micro-batches.
+    """
+    unknown = [name for name in given if name not in Layout.model_fields]
+    if unknown:
+        fields = ", ".join(Layout.model_fields)
+        raise SeqplanError(
+            f"layout has no field {', '.join(map(repr, unknown))}.", f"The fields are {fields}."
+        )
+    fields_ = {name: value for name, value in given.items() if value is not None}
+    for axis in AXES:
+        fields_.setdefault(axis, 1)
+    pp, sp = fields_["pp"], fields_["sp"]
+    dropout = question.train.attention_dropout > 0 and "rsa" in question.implementation.capabilities.attention
+    fields_.setdefault("micro_batch_size", 1)
+    fields_.setdefault("attention", "rsa" if dropout else "none" if sp == 1 else "ring")
+    fields_.setdefault("schedule", "none" if pp == 1 else "1f1b")
+    fields_.setdefault("precision", question.precision)
+    if "stage_layers" not in fields_ and isinstance(pp, int) and pp >= 1:
+        fields_["stage_layers"] = default_stage_layers(question.model, pp)
+    capabilities = question.implementation.capabilities
+    fields_.setdefault(
+        "kernel",
+        best_kernel(question.cluster.device, capabilities, fields_["precision"], fields_["attention"]),
+    )
+    return layout_from_fields(fields_)
+
+
+def layout_from_fields(fields: Mapping[str, Any]) -> Layout:
+    """A Layout from plain values, as JSON or YAML give them; all wrong fields are named at once."""
+    try:
+        return Layout.model_validate_json(json.dumps(dict(fields)))
+    except (ValidationError, TypeError, ValueError) as error:
+        raise SeqplanError(
+            f"layout: {validation_text(error)}", "Degrees and sizes are whole numbers from 1."
+        ) from None
+
+
+_ALIASES = {"mbs": "micro_batch_size", "zero": "zero_stage", "vpp": "num_virtual_stages"}
+_SEPARATOR = re.compile(r"[\s,;*\u00b7\u00d7]+|(?<=\d)[xX](?=[A-Za-z])")
+_ITEM = re.compile(r"([A-Za-z_]+?)[=:]?(\d+)$|([A-Za-z_]+)[=:]([\w]+)$")
+
+
+def parse_degrees(text: str) -> dict[str, Any]:
+    """The fields in a short layout such as `dp2,pp1,tp4,sp8` or `tp=4 sp=8 mbs=2 recompute=full`."""
+    fields: dict[str, Any] = {}
+    wrong: list[str] = []
+    for item in filter(None, _SEPARATOR.split(text.strip())):
+        match = _ITEM.match(item)
+        if match is None:
+            wrong.append(f"{item!r} is not a name with its value")
+            continue
+        name = (match[1] or match[3]).lower()
+        name = _ALIASES.get(name, name)
+        if name == "cp":
+            wrong.append("cp (context parallelism) is called sp here")
+        elif name not in Layout.model_fields or name in ("stage_layers", "mesh_order"):
+            wrong.append(f"{name!r} is not a field of a layout")
+        elif name in fields:
+            wrong.append(f"{name} is given twice")
+        else:
+            fields[name] = (
+                int(match[2]) if match[2] else {"true": True, "false": False}.get(match[4], match[4])
+            )
+    if wrong or not fields:
+        raise SeqplanError(
+            f"cannot read the layout {text!r}: {'; '.join(wrong) or 'it is empty'}.",
+            "Write it as dp2,pp1,tp4,sp8; an axis left out is 1; add mbs=2,recompute=full,zero_stage=3 as needed.",
+        )
+    return fields
+
+
+def parse_layout(text: str, question: Question, pins: Mapping[str, Any] | None = None) -> Layout:
+    """A complete layout from its short form and the fields pinned by flags; the two must not disagree."""
+    fields = parse_degrees(text)
+    for name, value in (pins or {}).items():
+        if value is None:
+            continue
+        if name in fields and fields[name] != value:
+            raise SeqplanError(
+                f"--layout says {name}={fields[name]} and --{name.replace('_', '-')} says {value}.",
+                "Give it once.",
+            )
+        fields[name] = value
+    return complete_layout(question, fields)

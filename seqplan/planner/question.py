@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import Any
+
 from pydantic import Field
 
 from seqplan.planner.cluster_spec import ClusterSpec
@@ -21,23 +24,43 @@ class Question(Spec):
     train: TrainSpec
     implementation: ImplementationSpec
 
+    @cached_property
+    def usable_precisions(self) -> tuple[str, ...]:
+        """Compute dtypes that device and trainer both have, fastest first; fp32 if others gain nothing."""
+        device, trainer = self.cluster.device, self.implementation.capabilities
+        peaks: dict[str, float] = {name: float(peak) for name, peak in device.peak_flops_per_s.items()}
+        order = [name for name in ("fp32", "bf16", "fp16") if name in trainer.precisions and name in peaks]
+        usable = [name for name in order if dict(device.attention_kernels).get(name)]
+        return tuple(sorted(usable, key=lambda name: -peaks[name]))
+
+    @cached_property
+    def precision(self) -> str:
+        """The compute dtype: what the user asked for, or the best that device and trainer both have."""
+        if self.train.precision != "auto":
+            return self.train.precision
+        return self.usable_precisions[0] if self.usable_precisions else "fp32"
+
 
 class Pins(Spec):
     """Fields of the layout that the user fixed; None is free."""
 
-    dp: int | None = None
-    pp: int | None = None
-    tp: int | None = None
-    sp: int | None = None
-    micro_batch_size: int | None = None
+    dp: int | None = Field(default=None, ge=1)
+    pp: int | None = Field(default=None, ge=1)
+    tp: int | None = Field(default=None, ge=1)
+    sp: int | None = Field(default=None, ge=1)
+    micro_batch_size: int | None = Field(default=None, ge=1)
     attention: Attention | None = None
     kernel: Kernel | None = None
     schedule: Schedule | None = None
-    num_virtual_stages: int | None = None
+    num_virtual_stages: int | None = Field(default=None, ge=1)
     recompute: Recompute | None = None
-    recompute_layers: int | None = None
-    zero_stage: int | None = None
-    zero_shard_size: int | None = None
+    recompute_layers: int | None = Field(default=None, ge=0)
+    zero_stage: int | None = Field(default=None, ge=0, le=3)
+    zero_shard_size: int | None = Field(default=None, ge=1)
     tp_sequence_parallel: bool | None = None
     mesh_order: tuple[str, ...] | None = None
     stage_layers: tuple[int, ...] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The pinned fields alone."""
+        return self.model_dump(exclude_none=True)
