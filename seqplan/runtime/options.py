@@ -27,26 +27,24 @@ class RunOptions(Spec):
     adam_eps: float = Field(default=1e-8, gt=0, description="AdamW: added to the root of the second moment")
     weight_decay: float = Field(default=0.1, ge=0, description="AdamW: decoupled decay")
     clip_norm: float = Field(default=1.0, ge=0, description="largest global gradient norm; 0: no clipping")
-    seed: int = Field(
-        default=0, ge=0, description="of initial weights, sample order, masked tokens and dropout"
-    )
-    log_every: int = Field(default=1, ge=1, description="steps between two lines where there is no terminal")
+    seed: int = Field(default=0, ge=0, description="of weights, sample order, masked tokens and dropout")
+    log_every: int = Field(default=1, ge=1, description="steps between two lines off a terminal")
     output_dir: Path = Field(
-        default=Path("seqplan-run"), description="metrics.jsonl and summary.json go there"
+        default=Path("seqplan-run"), description="where metrics.jsonl and summary.json go"
     )
     timeout_s: float = Field(
         default=600.0,
         gt=0,
-        description="longest wait in one collective, and for the other nodes at the start",
+        description="longest wait in a collective, and for other nodes to start",
     )
     nnodes: int | None = Field(default=None, ge=1, description="nodes of the run; default SLURM's, else 1")
     node_rank: int | None = Field(
-        default=None, ge=0, description="number of this node; default SLURM's, else 0"
+        default=None, ge=0, description="this node's number; default SLURM's, else 0"
     )
     rdzv_endpoint: str | None = Field(default=None, description="HOST:PORT of node 0, the same on every node")
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
-        description="auto: what the plan's cluster has; cpu: gloo ranks, whatever the plan says",
+        description="auto: what the plan's cluster has; cpu: gloo on this CPU anyway",
     )
 
     @model_validator(mode="after")
@@ -59,8 +57,6 @@ class RunOptions(Spec):
             )
         if self.warmup_steps > self.steps:
             broken.append(f"warmup_steps={self.warmup_steps} is more than steps={self.steps}")
-        if self.node_rank is not None and self.node_rank >= (self.nnodes or 1):
-            broken.append(f"node_rank={self.node_rank} must be below nnodes={self.nnodes or 1}")
         if broken:
             raise SeqplanError("; ".join(broken) + ".", "Change the options that are named.")
         return self
