@@ -22,7 +22,12 @@ class Capabilities(Spec):
     uneven_stages: bool
     tp_copies_kv_heads: bool = Field(description="tp may exceed the kv heads; the copies are counted")
     min_microbatches_per_stage: int = Field(description="num_microbatches >= this x pp")
-    vocab_multiple: int = Field(description="the vocabulary is padded to a multiple of this x tp")
+    vocab_multiple: int = Field(
+        ge=0, description="the vocabulary is padded to a multiple of this x tp; 0: never padded, tp must divide it"
+    )
+    model_features: tuple[str, ...] = Field(
+        default=(), description="what it runs beyond the plain transformer: names of model_features.FEATURES"
+    )
 
 
 class ImplementationSpec(Spec):

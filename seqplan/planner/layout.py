@@ -171,7 +171,7 @@ def parse_degrees(text: str) -> dict[str, Any]:
     if wrong or not fields:
         raise SeqplanError(
             f"cannot read the layout {text!r}: {'; '.join(wrong) or 'it is empty'}.",
-            "Write it as dp2,pp1,tp4,sp8; an axis left out is 1; add mbs=2,recompute=full,zero_stage=3 as needed.",
+            "Write it as dp2,pp1,tp4,sp8; an axis left out is 1; add mbs=2 or recompute=full as needed.",
         )
     return fields
 
