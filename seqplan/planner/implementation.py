@@ -1,9 +1,17 @@
-"""ImplementationSpec: what a trainer supports and which tensors it keeps; read from profiles/implementations."""
+"""ImplementationSpec: what a trainer supports and which tensors it keeps; read from profiles/implementations.
+
+The inventory has five lists: `states` (there all the time), `layer`, `embedding` and `head` (kept from a
+micro-batch's forward to its backward, so once for each micro-batch in flight), and `working` (alive at
+named moments only). memory_model.py adds them up; a trainer is described by its file alone.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
+from seqplan.planner.activations import LayerRow, TensorRow, WorkingRow
 from seqplan.planner.layout import Attention, Kernel, Recompute, Schedule
 from seqplan.planner.spec import Spec
 
@@ -29,10 +37,27 @@ class Capabilities(Spec):
         default=(), description="what it runs beyond the plain transformer: names of model_features.FEATURES"
     )
 
+    def padded_vocab(self, vocab_size: int, tp: Any) -> Any:
+        """Rows of the vocabulary over all tp ranks, padding included; tp is a number or a column.
+
+        Without padding, tp that does not divide it is illegal; its rows are rounded up all the same, so
+        that such a layout can be shown.
+        """
+        multiple = max(self.vocab_multiple, 1) * tp
+        return -(-vocab_size // multiple) * multiple
+
 
 class ImplementationSpec(Spec):
-    """One trainer. The inventory of kept tensors joins here (activations.py)."""
+    """One trainer: its capabilities and its inventory of tensors."""
 
     name: str
     source: str
     capabilities: Capabilities
+    gradients_between_steps: bool = Field(
+        default=True, description="gradients stay allocated when the optimizer has used them"
+    )
+    states: tuple[TensorRow, ...] = ()
+    layer: tuple[LayerRow, ...] = ()
+    embedding: tuple[TensorRow, ...] = ()
+    head: tuple[TensorRow, ...] = ()
+    working: tuple[WorkingRow, ...] = ()
