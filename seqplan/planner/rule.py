@@ -1,0 +1,30 @@
+"""Rule: one reason why a layout is not allowed, as a mask over many layouts and as a sentence about one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_table import Bools, LayoutTable
+from seqplan.planner.question import Question
+
+Scope = Literal["layout", "trainer"]
+"""layout: the split itself is impossible. trainer: it can be costed, but the chosen trainer cannot run it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`broken` answers for every row of a table; `message` explains one broken row, with what would work."""
+
+    name: str
+    scope: Scope
+    broken: Callable[[Question, LayoutTable], Bools | bool]
+    message: Callable[[Question, Layout], str]
+
+    def mask(self, question: Question, table: LayoutTable) -> Bools:
+        """One truth value a row, also where the rule depends on what all rows share."""
+        return np.broadcast_to(np.asarray(self.broken(question, table), dtype=np.bool_), (len(table),))
