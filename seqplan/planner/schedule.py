@@ -78,3 +78,15 @@ def one_f_one_b(stage: int, num_stages: int, num_microbatches: int) -> list[Acti
     if pending:
         actions.append(Exchange(tuple(pending)))
     return actions
+
+
+def forward_only(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:
+    """Evaluation: every micro-batch's forward in order, with its transfers."""
+    actions: list[Action] = []
+    for index in range(num_microbatches):
+        if stage > 0:
+            actions.append(Exchange((Transfer("recv_forward", index),)))
+        actions.append(Compute("forward", index))
+        if stage < num_stages - 1:
+            actions.append(Exchange((Transfer("send_forward", index),)))
+    return actions

@@ -18,12 +18,14 @@ def inverse_frequencies(model: ModelSpec) -> Tensor:
     """[D / 2] float64: the rotation of each pair per position, with the model's scaling applied."""
     size = model.head_dim
     frequencies = model.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
-    scaling = model.rope_scaling
-    if scaling is None:
+    scaling = model.rope_scaling or {}
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind == "default":
         return frequencies
     factor = float(scaling["factor"])
-    if _kind(scaling) == "linear":
+    if kind == "linear":
         return frequencies / factor
+    assert kind == "llama3", kind
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     original = float(scaling["original_max_position_embeddings"])
     wavelength = 2 * math.pi / frequencies
@@ -32,18 +34,11 @@ def inverse_frequencies(model: ModelSpec) -> Tensor:
     return frequencies * (keep + (1 - keep) / factor)
 
 
-def _kind(scaling: dict[str, float | int | str]) -> str:
-    return str(scaling.get("rope_type", scaling.get("type", "")))
-
-
-def supported_scaling(model: ModelSpec) -> bool:
-    """Whether `inverse_frequencies` knows the model's rope_scaling."""
-    return model.rope_scaling is None or _kind(model.rope_scaling) in ("linear", "llama3")
-
-
 def rotation(model: ModelSpec, positions_S: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin of each position and pair, [S, 1, D] each, computed in float64."""
-    angles = positions_S.to(torch.float64)[:, None] * inverse_frequencies(model).to(positions_S.device)[None, :]
+    angles = (
+        positions_S.to(torch.float64)[:, None] * inverse_frequencies(model).to(positions_S.device)[None, :]
+    )
     angles = torch.cat((angles, angles), dim=-1)[:, None, :]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -42,7 +42,8 @@ class _ReduceFromTp(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        x = x.clone(memory_format=torch.contiguous_format)
+        # In place: what made x (a linear, an embedding) does not keep its result.
+        ctx.mark_dirty(x)
         dist.all_reduce(x, group=group)
         return x
 
@@ -52,7 +53,7 @@ class _ReduceFromTp(Function):
 
 
 class _ReduceScatterTokens(Function):
-    """Forward: reduce-scatter along tokens over tp; backward: all-gather. Korthikanti's g-bar, leaving a block."""
+    """Forward: reduce-scatter along tokens over tp; backward: all-gather. Korthikanti's g-bar."""
 
     @staticmethod
     def forward(ctx: Any, x_BSO: Tensor, group: Group) -> Tensor:
@@ -72,7 +73,9 @@ class _TokenShardedLinears(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_BRI: Tensor, group: Group, count: int, *parameters: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x_BRI: Tensor, group: Group, count: int, *parameters: Tensor | None
+    ) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]
         x_BSI = _all_gather_tokens(x_BRI, group)
         outputs = tuple(F.linear(x_BSI, cast(Tensor, w), b) for w, b in zip(weights, biases, strict=True))
@@ -138,8 +141,10 @@ def column_linears(
     return [F.linear(x_BSI, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-def row_linear(x_BSI: Tensor, weight: Tensor, bias: Tensor | None, group: Group, tokens_sharded: bool) -> Tensor:
-    """Linear whose input features are split over tp: [B, S, I] -> [B, R, O]; the bias is added once, after the sum."""
+def row_linear(
+    x_BSI: Tensor, weight: Tensor, bias: Tensor | None, group: Group, tokens_sharded: bool
+) -> Tensor:
+    """Linear whose input features are split over tp: [B, S, I] -> [B, R, O]; the bias joins after the sum."""
     if group.size() == 1:
         return F.linear(x_BSI, weight, bias)
     y_BRO = reduce_from_tp(F.linear(x_BSI, weight), group, tokens_sharded)

@@ -38,7 +38,12 @@ class _VocabCrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits_NV: Tensor, labels_N: Tensor, first_row: int, vocab_size: int, group: dist.ProcessGroup
+        ctx: Any,
+        logits_NV: Tensor,
+        labels_N: Tensor,
+        first_row: int,
+        vocab_size: int,
+        group: dist.ProcessGroup,
     ) -> Tensor:
         wide = torch.promote_types(logits_NV.dtype, torch.float32)
         tokens, rows = logits_NV.shape
