@@ -1,8 +1,8 @@
 """ImplementationSpec: what a trainer supports and which tensors it keeps; read from profiles/implementations.
 
-The inventory has five lists: `states` (there all the time), `layer`, `embedding` and `head` (kept from a
-micro-batch's forward to its backward, so once for each micro-batch in flight), and `working` (alive at
-named moments only). memory_model.py adds them up; a trainer is described by its file alone.
+The inventory has lists for the time that a tensor lives: `states` (always); `micro_batch`, `layer`,
+`embedding` and `head` (from a micro-batch's forward to its backward, so once for each one in flight: on every
+stage, for each layer, on the first and on the last stage); and `working` (at named moments only). memory_model.py adds them up; a trainer is described by its file alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Capabilities(Spec):
     tp_copies_kv_heads: bool = Field(description="tp may exceed the kv heads; the copies are counted")
     min_microbatches_per_stage: int = Field(description="num_microbatches >= this x pp")
     vocab_multiple: int = Field(
-        ge=0, description="the vocabulary is padded to a multiple of this x tp; 0: never padded, tp must divide it"
+        ge=0,
+        description="the vocabulary is padded to a multiple of this x tp; 0: never padded, tp must divide it",
     )
     model_features: tuple[str, ...] = Field(
         default=(), description="what it runs beyond the plain transformer: names of model_features.FEATURES"
@@ -57,6 +58,7 @@ class ImplementationSpec(Spec):
         default=True, description="gradients stay allocated when the optimizer has used them"
     )
     states: tuple[TensorRow, ...] = ()
+    micro_batch: tuple[TensorRow, ...] = ()
     layer: tuple[LayerRow, ...] = ()
     embedding: tuple[TensorRow, ...] = ()
     head: tuple[TensorRow, ...] = ()

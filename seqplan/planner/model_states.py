@@ -111,7 +111,9 @@ def rank_parameters(question: Question, table: LayoutTable) -> RankParameters:
     return RankParameters(one_layer, share(embedding), share(head), largest, model.shared_layers)
 
 
-def _rows_and_columns(shape: tuple[int, ...], split: str, tp: Floats, vocab_per_rank: Floats) -> tuple[Any, Any]:
+def _rows_and_columns(
+    shape: tuple[int, ...], split: str, tp: Floats, vocab_per_rank: Floats
+) -> tuple[Any, Any]:
     """The first dimension on a rank, and the elements of one of its rows."""
     rows, columns = shape[0], math.prod(shape[1:])
     if split == "column":

@@ -1,0 +1,252 @@
+"""Memory of every pipeline stage's fullest rank, by kind; the worst stage decides.
+
+A rank's peak falls into one of a few moments of a step: the forward or backward of its last layer or of the
+head while all its other micro-batches wait, the end of a backward when all gradients exist, or the
+optimizer. Each moment is a sum of bundles of the trainer's inventory (activations.py), so the peak is
+    states + gradients + (micro-batches in flight - 1) x kept + what the one in hand keeps + working tensors
+(SimuMax's form), evaluated at every moment and the largest taken. Gradients count from the first backward
+on: a stage whose micro-batches are all in flight has none yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seqplan.planner.activations import Floats
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_table import LayoutTable, from_layout
+from seqplan.planner.model_states import head_stage
+from seqplan.planner.question import Question
+from seqplan.planner.results import MEMORY_KINDS, MemoryEstimate, StageMemory
+from seqplan.planner.stage_inventory import Bundle, Inventory, StageBundles
+
+Case = list[tuple[Any, Bundle]]
+"""One moment of a step: bundles with how many times each is there."""
+
+
+def micro_batches_in_flight(table: LayoutTable, stage: int) -> Floats:
+    """Micro-batches whose activations stage holds at once, in units of all its layers.
+
+    1F1B: min(p - i, m) (Narayanan et al. 2104.04473); interleaved: chunks warmed up as in Megatron-LM, of
+    1/v of the layers each; gpipe: m; zbv: p (Qi et al. 2401.10241, the memory of 1F1B's first stage).
+    """
+    microbatches = table.num_microbatches.astype(np.float64)
+    if table.schedule == "gpipe":
+        return microbatches
+    if table.schedule == "zbv":
+        return np.minimum(table.pp, microbatches)
+    if table.schedule == "interleaved":
+        chunks = table.num_virtual_stages
+        warm_up = 2 * (table.pp - 1 - stage) + (chunks - 1) * table.pp + 1
+        return np.minimum(warm_up, microbatches * chunks) / chunks
+    return np.minimum(table.pp - stage, microbatches)
+
+
+def stages_that_can_be_worst(table: LayoutTable) -> list[int]:
+    """Both ends and, of the middle stages of equal layer count, the first: it has most in flight."""
+    stages = {0, table.pp - 1}
+    seen: set[int] = set()
+    for stage in range(1, table.pp - 1):
+        if table.stage_layers[stage] not in seen:
+            seen.add(table.stage_layers[stage])
+            stages.add(stage)
+    return sorted(stages)
+
+
+def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> dict[str, Case]:
+    """Every moment at which this stage's rank may be fullest.
+
+    `all_started`: 1 where every micro-batch is in flight before the first backward, so that no gradient
+    exists at the first of these moments.
+    """
+    b = bundles
+    one: Any = 1
+    others = np.maximum(in_flight - 1.0, 0.0)
+    early = one - all_started
+    cases: dict[str, Case] = {}
+
+    def moments(prefix: str, waiting: Any, gradients: Any) -> None:
+        base: Case = [(one, b.states), (gradients, b.gradients), (waiting, b.kept), (one, b.inputs)]
+        if b.has_head:
+            in_head: Case = [*base, (one, b.layers), (one, b.head)]
+            for moment in ("head_forward", "head_backward"):
+                cases[prefix + moment] = [*in_head, (one, b.working[moment])]
+        if b.has_layers:
+            plain_last = one - b.last_recomputed
+            unmade: Case = [(-plain_last, b.layer_mlp)]
+            live: Case = [(one, b.layers), (b.last_recomputed, b.recomputed_extra)]
+            head_gradients: Case = [(one - gradients, b.head_gradients)]
+            cases[prefix + "attention_forward"] = [
+                *base,
+                (one, b.layers),
+                *unmade,
+                (one, b.working["attention_forward"]),
+            ]
+            cases[prefix + "mlp_forward"] = [*base, (one, b.layers), (one, b.working["mlp_forward"])]
+            cases[prefix + "mlp_backward"] = [*base, *live, *head_gradients, (one, b.working["mlp_backward"])]
+            cases[prefix + "attention_backward"] = [
+                *base,
+                *live,
+                *head_gradients,
+                (-one, b.layer_mlp),
+                (one, b.working["attention_backward"]),
+            ]
+
+    moments("", others, early)
+    moments("later ", np.maximum(others - 1.0, 0.0), one)  # after the first backward, one fewer waits
+    end: Case = [(one, b.states), (one, b.gradients), (others, b.kept), (one, b.inputs)]
+    if b.has_layers:
+        cases["end mlp_backward"] = [*end, (one, b.layer), (one, b.working["mlp_backward"])]
+        cases["end attention_backward"] = [
+            *end,
+            (one, b.layer),
+            (-one, b.layer_mlp),
+            (one, b.working["attention_backward"]),
+        ]
+    if b.has_embedding:
+        cases["embedding_backward"] = [*end, (one, b.working["embedding_backward"])]
+    cases["optimizer"] = [(one, b.states), (one, b.gradients), (one, b.working["optimizer"])]
+    return cases
+
+
+def _case_total(case: Case) -> Any:
+    total: Any = 0.0
+    for count, bundle in case:
+        if bundle.by_kind:
+            total = total + count * bundle.total
+    return total
+
+
+def _case_by_kind(case: Case, size: int) -> dict[str, Floats]:
+    totals = {kind: np.zeros(size) for kind in MEMORY_KINDS}
+    for count, bundle in case:
+        for kind, value in bundle.by_kind.items():
+            totals[kind] = totals[kind] + count * value
+    return totals
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryTable:
+    """Memory of the worst evaluated stage, for every row of a LayoutTable."""
+
+    stages: tuple[int, ...]
+    cases: tuple[tuple[int, str, Case], ...]
+    """(stage, moment, bundles) of everything evaluated."""
+    stage_allocated: tuple[Floats, ...]
+    """Allocated bytes of each evaluated stage."""
+    chosen: NDArray[np.int64]
+    """Index into `cases` of the worst stage's worst moment."""
+    allocated_bytes: Floats
+    overhead: dict[str, Floats]
+    limit_bytes: float
+
+    @cached_property
+    def overhead_bytes(self) -> Floats:
+        return np.asarray(sum(self.overhead.values()))
+
+    @cached_property
+    def peak_bytes(self) -> Floats:
+        return self.allocated_bytes + self.overhead_bytes
+
+    @cached_property
+    def fits(self) -> NDArray[np.bool_]:
+        return self.peak_bytes <= self.limit_bytes
+
+    @cached_property
+    def worst_stage(self) -> NDArray[np.int64]:
+        return np.array([stage for stage, _, _ in self.cases], dtype=np.int64)[self.chosen]
+
+    @cached_property
+    def by_kind(self) -> dict[str, Floats]:
+        """Allocated bytes of the worst stage at its worst moment, by MEMORY_KINDS."""
+        size = len(self.chosen)
+        result = {kind: np.zeros(size) for kind in MEMORY_KINDS}
+        for index in np.unique(self.chosen):
+            rows = self.chosen == index
+            for kind, values in _case_by_kind(self.cases[index][2], size).items():
+                result[kind] = np.where(rows, values, result[kind])
+        return result
+
+
+def memory_table(question: Question, table: LayoutTable, every_stage: bool = False) -> MemoryTable:
+    """Peak memory of every row; `every_stage` evaluates also stages that cannot be the worst."""
+    inventory = Inventory(question, table)
+    stages = list(range(table.pp)) if every_stage else stages_that_can_be_worst(table)
+    cases: list[tuple[int, str, Case]] = []
+    totals: list[Floats] = []
+    stage_allocated: list[Floats] = []
+    for stage in stages:
+        in_flight = micro_batches_in_flight(table, stage)
+        all_started: Any = (in_flight >= table.num_microbatches).astype(np.float64)
+        if question.implementation.gradients_between_steps:
+            all_started = 0.0
+        bundles = inventory.stage(stage, has_head=stage == head_stage(table))
+        start = len(totals)
+        for moment, case in stage_cases(bundles, in_flight, all_started).items():
+            cases.append((stage, moment, case))
+            totals.append(np.broadcast_to(_case_total(case), len(table)))
+        stage_allocated.append(np.max(totals[start:], axis=0))
+    stacked = np.stack(totals)
+    chosen = np.argmax(stacked, axis=0)
+    allocated = stacked[chosen, np.arange(len(table))]
+    return MemoryTable(
+        stages=tuple(stages),
+        cases=tuple(cases),
+        stage_allocated=tuple(stage_allocated),
+        chosen=chosen,
+        allocated_bytes=allocated,
+        overhead=overhead_bytes(question, table, allocated),
+        limit_bytes=float(question.cluster.device.memory_bytes) * (1.0 - question.train.headroom_fraction),
+    )
+
+
+def overhead_bytes(question: Question, table: LayoutTable, allocated: Floats) -> dict[str, Floats]:
+    """What is not a tensor: device context, buffers of the communicators, losses of the allocator."""
+    cluster = question.cluster
+    return {
+        "context": np.full(len(table), float(cluster.device.context_bytes)),
+        "communicators": communicators(table) * float(cluster.communicator_bytes),
+        "fragmentation": float(cluster.device.fragmentation_fraction) * allocated,
+    }
+
+
+def communicators(table: LayoutTable) -> Floats:
+    """Process groups of more than one rank: one an axis, and the one of dp and sp together."""
+    axes = sum((table.degree(axis) > 1).astype(np.float64) for axis in table.mesh_order)
+    return np.asarray(axes + ((table.dp > 1) & (table.sp > 1)))
+
+
+def memory_estimate(question: Question, layout: Layout) -> MemoryEstimate:
+    """Memory of every stage of one layout."""
+    table = from_layout(layout, question.train)
+    memory = memory_table(question, table, every_stage=True)
+    stages: list[StageMemory] = []
+    for stage, allocated in zip(memory.stages, memory.stage_allocated, strict=True):
+        own = [case for at, _, case in memory.cases if at == stage]
+        worst = max(own, key=lambda case: float(np.max(_case_total(case))))
+        by_kind = {kind: float(value[0]) for kind, value in _case_by_kind(worst, 1).items()}
+        overhead = {k: float(v[0]) for k, v in overhead_bytes(question, table, allocated).items()}
+        stages.append(
+            StageMemory(
+                stage=stage,
+                allocated_bytes=sum(by_kind.values()),
+                overhead_bytes=sum(overhead.values()),
+                peak_bytes=sum(by_kind.values()) + sum(overhead.values()),
+                by_kind=by_kind,
+                overhead_by_kind=overhead,
+            )
+        )
+    top = max(stages, key=lambda s: s.peak_bytes)
+    return MemoryEstimate(
+        allocated_bytes=top.allocated_bytes,
+        overhead_bytes=top.overhead_bytes,
+        peak_bytes=top.peak_bytes,
+        limit_bytes=memory.limit_bytes,
+        worst_stage=top.stage,
+        stages=tuple(stages),
+    )

@@ -1,0 +1,170 @@
+"""The inventory of one trainer added up for a LayoutTable: bundles of bytes by kind, per layer and per stage.
+
+A bundle is what comes and goes together (the states, one layer's kept tensors, the working tensors of one
+moment). Rows that do not depend on the stage are evaluated once for all stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, get_args
+
+import numpy as np
+
+from seqplan.planner.activations import (
+    Moment,
+    RecomputeMode,
+    TensorRow,
+    add_by_kind,
+    layer_bytes,
+    total_bytes,
+)
+from seqplan.planner.layout_table import LayoutTable
+from seqplan.planner.model_states import rank_parameters
+from seqplan.planner.question import Question
+from seqplan.planner.symbols import layout_values
+
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+
+
+class Bundle:
+    """Bytes by kind of tensors that come and go together; each a number or a column."""
+
+    def __init__(self, by_kind: dict[str, Any]) -> None:
+        self.by_kind = by_kind
+
+    @cached_property
+    def total(self) -> Any:
+        return total_bytes(self.by_kind)
+
+    def plus(self, other: Bundle, times: Any = 1) -> Bundle:
+        """This bundle and `times` the other."""
+        by_kind = dict(self.by_kind)
+        for kind, value in other.by_kind.items():
+            by_kind[kind] = by_kind.get(kind, 0.0) + times * value
+        return Bundle(by_kind)
+
+    def times(self, count: Any) -> Bundle:
+        return Bundle({kind: count * value for kind, value in self.by_kind.items()})
+
+
+EMPTY = Bundle({})
+
+
+@dataclass(frozen=True, eq=False)
+class StageBundles:
+    """All that one stage's fullest rank may hold."""
+
+    has_embedding: bool
+    has_head: bool
+    has_layers: bool
+    states: Bundle
+    """Weights, optimizer states and buffers: all but the gradients."""
+    gradients: Bundle
+    head_gradients: Bundle
+    """Gradients of final norm and head: they exist when the layers' backward begins."""
+    layer: Bundle
+    """One layer of one micro-batch without recompute."""
+    layer_mlp: Bundle
+    """Its MLP half."""
+    layers: Bundle
+    """All layers of one micro-batch, as the recompute mode keeps them."""
+    recomputed_extra: Bundle
+    """What the recomputation of one layer brings back."""
+    last_recomputed: Any
+    """1 where the last layer is recomputed."""
+    inputs: Bundle
+    """What a micro-batch keeps besides its layers: token ids, and the embedding's on the first stage."""
+    head: Bundle
+    working: dict[str, Bundle]
+
+    @cached_property
+    def kept(self) -> Bundle:
+        """A waiting micro-batch: layers and ends."""
+        return self.layers.plus(self.inputs).plus(self.head)
+
+
+class Inventory:
+    """Bundles of every stage, for all rows of one table."""
+
+    def __init__(self, question: Question, table: LayoutTable) -> None:
+        self.trainer = question.implementation
+        self.table = table
+        self.values = layout_values(question, table)
+        self.parameters = rank_parameters(question, table)
+        self._full = table.is_recompute("full")
+        self._selective = table.is_recompute("selective")
+
+    def stage(self, stage: int, has_head: bool) -> StageBundles:
+        """Everything that the fullest rank of `stage` may hold."""
+        own = self.parameters.stage(self.table, stage)
+        values = {**self.values, **own}
+        layers = own["layers"]
+        recomputed = np.minimum(self.table.recompute_layers, layers)
+        states, gradients = _split_gradients(add_by_kind(self.trainer.states, values))
+        head_values = {**values, "P": own["Ph"], "Pn": own["Ph"] / self.values["N"], "Pe": own["Ph"]}
+        head_gradients = _split_gradients(add_by_kind(self._gradient_rows, head_values))[1]
+        return StageBundles(
+            has_embedding=bool(own["first"]),
+            has_head=has_head,
+            has_layers=layers > 0,
+            states=states,
+            gradients=gradients,
+            head_gradients=head_gradients if has_head else EMPTY,
+            layer=self._layer,
+            layer_mlp=self._layer_mlp,
+            layers=self._layer.times(layers).plus(self._recompute_extra, -1.0 * recomputed),
+            recomputed_extra=self._recompute_extra,
+            last_recomputed=((recomputed >= layers) & (recomputed > 0)).astype(np.float64),
+            inputs=self._micro_batch.plus(self._embedding) if own["first"] else self._micro_batch,
+            head=self._head if has_head else EMPTY,
+            working={moment: self._working(moment, values) for moment in MOMENTS},
+        )
+
+    @cached_property
+    def _gradient_rows(self) -> list[TensorRow]:
+        return [row for row in self.trainer.states if row.kind == "gradients"]
+
+    @cached_property
+    def _layer(self) -> Bundle:
+        return Bundle(layer_bytes(self.trainer.layer, self.values, "none"))
+
+    @cached_property
+    def _layer_mlp(self) -> Bundle:
+        return Bundle(layer_bytes(self.trainer.layer, self.values, "none", "mlp"))
+
+    @cached_property
+    def _recompute_extra(self) -> Bundle:
+        """What a layer without recompute keeps more than under each row's mode; nothing where the mode is none."""
+        extra = EMPTY
+        modes: tuple[tuple[RecomputeMode, Any], ...] = (("selective", self._selective), ("full", self._full))
+        for mode, chosen in modes:
+            if chosen.any():
+                kept = Bundle(layer_bytes(self.trainer.layer, self.values, mode))
+                extra = extra.plus(self._layer.plus(kept, -1.0), chosen)
+        return extra
+
+    @cached_property
+    def _micro_batch(self) -> Bundle:
+        return Bundle(add_by_kind(self.trainer.micro_batch, self.values))
+
+    @cached_property
+    def _embedding(self) -> Bundle:
+        return Bundle(add_by_kind(self.trainer.embedding, self.values))
+
+    @cached_property
+    def _head(self) -> Bundle:
+        return Bundle(add_by_kind(self.trainer.head, self.values))
+
+    def _working(self, moment: Moment, values: dict[str, Any]) -> Bundle:
+        rows: Iterable[TensorRow] = [row for row in self.trainer.working if moment in row.at]
+        return Bundle(add_by_kind(rows, values))
+
+
+def _split_gradients(by_kind: dict[str, Any]) -> tuple[Bundle, Bundle]:
+    """States without gradients, and the gradients."""
+    rest = {kind: value for kind, value in by_kind.items() if kind != "gradients"}
+    found = {kind: value for kind, value in by_kind.items() if kind == "gradients"}
+    return Bundle(rest), Bundle(found)
