@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 
+@lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
     """All positive divisors, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]

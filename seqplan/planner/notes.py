@@ -1,0 +1,93 @@
+"""What a user should know about a plan that is allowed all the same: padding, slow links, assumptions."""
+
+from __future__ import annotations
+
+import math
+
+from seqplan.planner.layout import Layout
+from seqplan.planner.question import Question
+
+
+def ranks_of_group(question: Question, layout: Layout, axis: str) -> list[int]:
+    """The ranks of the first group of an axis: neighbours are the product of the inner degrees apart."""
+    order, degrees = layout.mesh_order, layout.degrees
+    stride = math.prod(degrees[name] for name in order[order.index(axis) + 1 :])
+    return [i * stride for i in range(degrees[axis])]
+
+
+def axes_over_nodes(question: Question, layout: Layout) -> tuple[str, ...]:
+    """The axes with a group that does not stay inside one node; ranks fill the nodes in order."""
+    per_node, crossing = question.cluster.gpus_per_node, []
+    for axis, degree in layout.degrees.items():
+        if axis not in layout.mesh_order or degree == 1:
+            continue
+        group = ranks_of_group(question, layout, axis)
+        block = group[1] * degree
+        if layout.world_size > per_node and (block > per_node or per_node % block):
+            crossing.append(axis)
+    return tuple(crossing)
+
+
+def vocab_padding(question: Question, tp: int) -> str:
+    """How many rows the vocabulary gets so that tp ranks hold equal shares; also where it gets none."""
+    model, capabilities = question.model, question.implementation.capabilities
+    rows = int(capabilities.padded_vocab(model.vocab_size, tp))
+    pad = rows - model.vocab_size
+    unit = capabilities.vocab_multiple
+    if pad == 0:
+        return f"vocab_size={model.vocab_size} needs no padding with tp={tp}."
+    tables = 1 if model.tied_embeddings or model.head not in ("lm", "mlm") else 2
+    return (
+        f"vocab_size={model.vocab_size} is padded to {rows}, a multiple of {unit} x tp={tp}: {pad} rows of "
+        f"{model.embedding_size} in {'one table' if tables == 1 else 'each of two tables'}, "
+        f"{pad * model.embedding_size * tables:,} weights that train nothing."
+    )
+
+
+def position_warning(question: Question) -> str | None:
+    """A sequence beyond the positions that the model was made for."""
+    model, seq_len = question.model, question.train.seq_len
+    limit = model.max_position_embeddings
+    if limit is None or seq_len <= limit:
+        return None
+    if model.position == "learned":
+        return (
+            f"seq_len={seq_len} is beyond the {limit} learned positions of {model.name}: it can be planned, "
+            f"but not run as it is; use at most {limit}."
+        )
+    return (
+        f"seq_len={seq_len} is beyond max_position_embeddings={limit} of {model.name}, for which it was made."
+    )
+
+
+def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
+    """Everything to know about one layout that no rule forbids."""
+    found = []
+    limit = position_warning(question)
+    if limit:
+        found.append(limit)
+    capabilities, tp = question.implementation.capabilities, layout.tp
+    if int(capabilities.padded_vocab(question.model.vocab_size, tp)) != question.model.vocab_size:
+        found.append(vocab_padding(question, tp))
+    per_node = question.cluster.gpus_per_node
+    crossing = axes_over_nodes(question, layout) if layout.world_size == question.gpus else ()
+    node = f"spans nodes of {per_node} devices"
+    if "tp" in crossing:
+        found.append(f"tp={tp} {node}: its all-reduces in every layer cross the slower link.")
+    if "sp" in crossing:
+        found.append(
+            f"sp={layout.sp} {node}: the ring's hops cross the slower link, which costs bandwidth; and a long "
+            "ring costs accuracy in trainers that sum blocks in 16 bits (seqplan sums in float32)."
+        )
+    return tuple(found)
+
+
+def assumptions(question: Question) -> tuple[str, ...]:
+    """What every estimate takes for granted."""
+    states = "16 bytes a parameter: fp32 weight, gradient and two Adam moments"
+    if question.precision != "fp32":
+        states = f"compute in {question.precision}, fp32 weights, gradients and Adam moments"
+    return (
+        f"Full training with AdamW ({states}), everything on the device (no offload, no LoRA); "
+        f"every sequence has exactly {question.train.seq_len} tokens (no packing, no ragged batches).",
+    )
