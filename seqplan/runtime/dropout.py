@@ -57,4 +57,4 @@ def dropout(x_BRH: Tensor, probability: float, place: DropoutPlace | None) -> Te
     """Dropout at `place`; the identity when the probability is 0 or no place is given (evaluation)."""
     if probability == 0.0 or place is None:
         return x_BRH
-    return cast(Tensor, _HashDropout.apply(x_BRH, probability, place))
+    return cast(Tensor, _HashDropout.apply(x_BRH, probability, place))  # type: ignore[no-untyped-call]

@@ -119,7 +119,7 @@ def _reduce_scatter_tokens(x_BSO: Tensor, group: Group) -> Tensor:
 
 def copy_to_tp(x: Tensor, group: Group) -> Tensor:
     """Forward: identity; backward: all-reduce over tp."""
-    return x if group.size() == 1 else cast(Tensor, _CopyToTp.apply(x, group))
+    return x if group.size() == 1 else cast(Tensor, _CopyToTp.apply(x, group))  # type: ignore[no-untyped-call]
 
 
 def reduce_from_tp(x_BSO: Tensor, group: Group, tokens_sharded: bool) -> Tensor:
@@ -127,8 +127,8 @@ def reduce_from_tp(x_BSO: Tensor, group: Group, tokens_sharded: bool) -> Tensor:
     if group.size() == 1:
         return x_BSO
     if tokens_sharded:
-        return cast(Tensor, _ReduceScatterTokens.apply(x_BSO, group))
-    return cast(Tensor, _ReduceFromTp.apply(x_BSO, group))
+        return cast(Tensor, _ReduceScatterTokens.apply(x_BSO, group))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _ReduceFromTp.apply(x_BSO, group))  # type: ignore[no-untyped-call]
 
 
 def column_linears(
@@ -136,7 +136,8 @@ def column_linears(
 ) -> list[Tensor]:
     """Several linears of one input, output features split over tp: [B, R, I] -> [B, S, O] each."""
     if group.size() > 1 and tokens_sharded:
-        return list(_TokenShardedLinears.apply(x_BRI, group, len(weights), *weights, *biases))
+        arguments = (x_BRI, group, len(weights), *weights, *biases)
+        return list(_TokenShardedLinears.apply(*arguments))  # type: ignore[no-untyped-call]
     x_BSI = copy_to_tp(x_BRI, group)
     return [F.linear(x_BSI, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 

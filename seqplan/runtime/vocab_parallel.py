@@ -98,7 +98,5 @@ def vocab_cross_entropy(
 
     logits [B, S, V] of rows first_row .. first_row + V; labels [B, S] int64, IGNORED_LABEL where not counted.
     """
-    loss = _VocabCrossEntropy.apply(
-        logits_BSV.flatten(0, 1), labels_BS.flatten(), first_row, vocab_size, group
-    )
-    return cast(Tensor, loss)
+    arguments = (logits_BSV.flatten(0, 1), labels_BS.flatten(), first_row, vocab_size, group)
+    return cast(Tensor, _VocabCrossEntropy.apply(*arguments))  # type: ignore[no-untyped-call]
