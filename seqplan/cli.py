@@ -1,0 +1,192 @@
+"""The commands. Each reads its input, calls one function of planner or runtime, and prints the answer.
+
+No formulas here. What a command needs is imported in its body: `--help` must not pay for numpy, a plan
+not for torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seqplan import __version__
+from seqplan.cli_inputs import Ask
+from seqplan.cli_options import JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
+from seqplan.planner.layout import Layout
+from seqplan.planner.question import Pins
+from seqplan.runtime.options import RunOptions
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: rich's panels shorten --micro-batch-size in 80 columns
+    help="Find the dp x pp x tp x sp layout that trains a transformer fastest within memory, and train it.",
+)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"seqplan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def seqplan(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Options of seqplan itself."""
+
+
+@app.command()
+@flags_of(Pins, "pins", help_from=Layout)
+@flags_of(Ask, "ask")
+def suggest(
+    model: ModelArgument,
+    *,
+    ask: Ask,
+    pins: Pins,
+    top: TopFlag = 5,
+    output: OutputFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Score every layout, pick the fastest that fits, and say why the others fall.
+
+    MODEL is a built-in name, a config.json or a folder that holds one; --cluster, --seq-len and
+    --global-batch-size are needed. Every other flag named after a field of the layout pins that field.
+    """
+    from seqplan import cli_inputs, render, render_suggestion
+    from seqplan.planner import plan, search
+
+    if output is not None:
+        plan.check_output_path(output)
+    asked = cli_inputs.read_question(model, ask)
+    render.tell("warning", asked.warnings)
+    answer = search.suggest(asked.question, pins, top)
+    answer = answer.model_copy(update={"notes": (*asked.notes, *answer.notes)})
+    if output is not None and answer.pick is not None:
+        plan.save_plan(plan.make_plan(asked.question, answer.pick), output)
+    if as_json:
+        render.show_json(answer)
+    else:
+        render_suggestion.show_suggestion(answer, asked.question)
+    if output is not None and answer.pick is not None:
+        render.tell("written", [str(output)])
+    if answer.pick is None:
+        raise typer.Exit(1)
+
+
+@app.command()
+@flags_of(Pins, "pins", help_from=Layout)
+@flags_of(Ask, "ask")
+def explain(
+    subject: Annotated[
+        str, typer.Argument(metavar="PLAN.yaml|MODEL", help="a plan file; or a model, with --layout")
+    ],
+    *,
+    ask: Ask,
+    pins: Pins,
+    layout: LayoutFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show one layout in full, by stage and kind, legal or not: of a plan file, or typed as --layout."""
+    from seqplan import cli_inputs, render, render_layout
+    from seqplan.planner import search
+    from seqplan.planner.layout import parse_layout
+
+    if layout is None:
+        asked, chosen = cli_inputs.read_plan(subject, ask, pins)
+    else:
+        asked = cli_inputs.read_question(subject, ask)
+        chosen = parse_layout(layout, asked.question, pins.given())
+    render.tell("warning", asked.warnings)
+    scored = search.score(asked.question, chosen)
+    if as_json:
+        render.show_json(scored)
+    else:
+        render_layout.show_layout(scored, asked.question, tuple(asked.notes))
+
+
+@app.command()
+def score(
+    cases: Annotated[str, typer.Argument(metavar="FILE.jsonl", help="one case a line; - reads stdin")],
+    as_json: JsonFlag = True,
+) -> None:
+    """Score many cases at once: one JSON line out for each line in, a bad case as an error of its own."""
+    import sys
+
+    from seqplan.planner import score_cases
+
+    for line in score_cases.score_file(cases):
+        sys.stdout.write(line + "\n")
+    _ = as_json  # the output is JSON either way
+
+
+@app.command()
+def models(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="one model, by name or file")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the built-in models, or show one: its exact parameter count and its shape."""
+    from seqplan import cli_inputs, profiles, render, render_catalog
+
+    if model is None:
+        known = [cli_inputs.read_model(name)[0] for name in profiles.model_names()]
+        if as_json:
+            render.show_json({"models": [render.model_counts(each) for each in known]})
+        else:
+            render_catalog.show_models(known)
+        return
+    spec, notes = cli_inputs.read_model(model)
+    if as_json:
+        render.show_json({**render.model_counts(spec), "notes": notes})
+    else:
+        render_catalog.show_model(spec, notes)
+
+
+@app.command()
+def clusters(
+    cluster: Annotated[
+        str | None, typer.Argument(metavar="[CLUSTER]", help="one cluster, by name or file")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the built-in clusters, or show one: every number with its source."""
+    from seqplan import cli_inputs, profiles, render, render_catalog
+
+    if cluster is None:
+        known = [cli_inputs.read_cluster(name) for name in profiles.cluster_names()]
+        if as_json:
+            render.show_json({"clusters": [each.model_dump(mode="json") for each in known]})
+        else:
+            render_catalog.show_clusters(known)
+        return
+    spec = cli_inputs.read_cluster(cluster)
+    if as_json:
+        render.show_json(spec)
+    else:
+        render_catalog.show_cluster(spec)
+
+
+@app.command()
+@flags_of(RunOptions, "options", names={"learning_rate": ["--lr"], "timeout_s": ["--timeout"]})
+def run(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="what to train, from suggest -o")],
+    more_data: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE_OR_FOLDER]...", hidden=True)
+    ] = None,
+    *,
+    data: Annotated[list[Path], typer.Option(metavar="FILE_OR_FOLDER...", help="the text to train on")],
+    options: RunOptions,
+) -> None:
+    """Train a plan on this machine's ranks (or this node's), and print planned beside measured."""
+    from seqplan.planner import plan
+    from seqplan.runtime import launch  # the one place that pays for torch
+
+    loaded = plan.load_plan(plan_file)
+    status = launch.launch(loaded, plan_file, [*data, *(more_data or [])], options)
+    if status:
+        raise typer.Exit(status)

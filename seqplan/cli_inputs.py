@@ -1,0 +1,184 @@
+"""From what was typed to a Question: sizes such as 4k, names and files, and mistakes that only show here.
+
+A model given as --cluster (and the reverse), or a batch that can only be a count of tokens: each file or
+number is fine by itself, so no reader further in can see them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
+
+from seqplan import profiles
+from seqplan.cli_options import build
+from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.question import Question
+from seqplan.planner.spec import Spec
+from seqplan.planner.train_spec import TrainSpec
+
+LARGEST_BATCH_TOKENS = 2**28
+"""Tokens a step beyond which a batch is taken for a slip: 16 times the largest of Llama 3 405B
+(16 Mi tokens: arXiv 2407.21783, table 4)."""
+
+LARGEST_COUNT = 2**40
+"""Beyond it a count is a slip, and products of counts would leave 64-bit integers."""
+
+_COUNT = re.compile(r"([0-9]+(?:[_,][0-9]{3})*|[0-9]+)([kKmM]?)")
+_SUFFIXES = {"": 1, "k": 2**10, "m": 2**20}
+
+
+class Ask(Spec):
+    """What `suggest` and `explain` are asked about, as typed; each field is a flag."""
+
+    cluster: str | None = Field(default=None, description="a built-in name or a YAML file")
+    gpus: int | None = Field(default=None, ge=1, description="devices in all; default: the whole cluster")
+    nodes: int | None = Field(default=None, ge=1, description="nodes, instead of --gpus")
+    seq_len: str | None = Field(default=None, description="tokens of one sequence; 4k is 4096")
+    global_batch_size: str | None = Field(default=None, description="sequences in one optimizer step")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="compute dtype; auto: the best that device and trainer have"
+    )
+    implementation: str = Field(default="seqplan", description="the trainer that has to run it")
+    hidden_dropout: float = Field(default=0.0, description="after embedding, attention and MLP")
+    attention_dropout: float = Field(default=0.0, description="on attention probabilities; needs rsa")
+    headroom: float = Field(default=0.05, description="share of the device memory to keep free")
+
+
+@dataclass
+class Asked:
+    """The question, and what there is to say about how it was read."""
+
+    question: Question
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_question(model: str, ask: Ask) -> Asked:
+    """The planning problem from MODEL and the flags."""
+    needed = {
+        "--cluster": ask.cluster,
+        "--seq-len": ask.seq_len,
+        "--global-batch-size": ask.global_batch_size,
+    }
+    missing = [flag for flag, typed in needed.items() if typed is None]
+    if missing:
+        raise SeqplanError(f"missing {', '.join(missing)}.", "Say what to plan for; see --help.")
+    assert ask.cluster is not None
+    notes: list[str] = []
+    seq_len, global_batch_size = read_counts(
+        {flag: str(typed) for flag, typed in needed.items() if flag != "--cluster"}, notes
+    )
+    train = build(
+        TrainSpec,
+        {
+            "seq_len": seq_len,
+            "global_batch_size": global_batch_size,
+            "precision": ask.precision,
+            "hidden_dropout": ask.hidden_dropout,
+            "attention_dropout": ask.attention_dropout,
+            "headroom_fraction": ask.headroom,
+        },
+        {"headroom_fraction": "--headroom"},
+    )
+    spec, model_notes = read_model(model)
+    cluster = read_cluster(ask.cluster)
+    question = Question(
+        model=spec,
+        cluster=cluster,
+        gpus=read_gpus(cluster, ask),
+        train=train,
+        implementation=profiles.load_implementation(ask.implementation),
+    )
+    return Asked(question, [*notes, *model_notes], batch_warnings(train))
+
+
+def read_count(flag: str, typed: str, notes: list[str]) -> int:
+    """A whole number from 1: digits, grouped as 131_072 if you like, or 4k (= 4096), which is said."""
+    match = _COUNT.fullmatch(typed.strip())
+    if match is None:
+        try:
+            value = float(typed)
+        except ValueError:
+            value = 0.0
+        hint = f"write {value:.0f}" if 1 <= value < 1e15 and value.is_integer() else "write it as 4096 or 4k"
+        raise SeqplanError(f"{flag} {typed} is not a whole number from 1;", f"{hint}.")
+    number = int(re.sub("[_,]", "", match[1])) * _SUFFIXES[match[2].lower()]
+    if not 1 <= number <= LARGEST_COUNT:
+        raise SeqplanError(f"{flag} {typed} must be at least 1 and at most 2^40.")
+    if match[2]:
+        notes.append(f"{flag} {typed} is read as {number}")
+    return number
+
+
+def read_counts(typed: dict[str, str], notes: list[str]) -> list[int]:
+    """Several of them, all wrong ones told at once."""
+    numbers, wrong = [], []
+    for flag, value in typed.items():
+        try:
+            numbers.append(read_count(flag, value, notes))
+        except SeqplanError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise SeqplanError(" ".join(wrong))
+    return numbers
+
+
+def read_gpus(cluster: ClusterSpec, ask: Ask) -> int:
+    """The world size from --gpus, from --nodes, or the whole cluster."""
+    if ask.nodes is None:
+        return ask.gpus or cluster.num_nodes * cluster.gpus_per_node
+    gpus = ask.nodes * cluster.gpus_per_node
+    if ask.gpus not in (None, gpus):
+        raise SeqplanError(
+            f"--nodes {ask.nodes} of {cluster.name} are {gpus} devices, and --gpus says {ask.gpus}.",
+            "Give one of the two.",
+        )
+    return gpus
+
+
+def read_model(name: str) -> tuple[ModelSpec, list[str]]:
+    """MODEL and its reader's notes; a cluster in its place is seen."""
+    try:
+        return profiles.load_model(name)
+    except SeqplanError as error:
+        raise _swapped(
+            name, "MODEL", "a cluster: give it as --cluster", profiles.load_cluster, error
+        ) from None
+
+
+def read_cluster(name: str) -> ClusterSpec:
+    """--cluster; a model in its place is seen."""
+    try:
+        return profiles.load_cluster(name)
+    except SeqplanError as error:
+        raise _swapped(name, "--cluster", "a model: give it as MODEL", profiles.load_model, error) from None
+
+
+def _swapped(
+    name: str, place: str, instead: str, other: Callable[[str], object], error: SeqplanError
+) -> SeqplanError:
+    """The error itself, or a better one where the other reader accepts what was given."""
+    try:
+        other(name)
+    except SeqplanError:
+        return error
+    return SeqplanError(f"{place} {name} is {instead}.", "MODEL and --cluster look swapped.")
+
+
+def batch_warnings(train: TrainSpec) -> list[str]:
+    """A batch size that can only be meant in tokens."""
+    tokens = train.global_batch_size * train.seq_len
+    if tokens <= LARGEST_BATCH_TOKENS:
+        return []
+    meant = train.global_batch_size // train.seq_len
+    hint = f"; if {train.global_batch_size:,} are tokens, set --global-batch-size {meant}" if meant else ""
+    return [
+        f"--global-batch-size counts sequences: {train.global_batch_size:,} of {train.seq_len:,} tokens "
+        f"are {tokens / 1e9:,.1f} G tokens a step{hint}"
+    ]

@@ -1,0 +1,100 @@
+"""The answer of `explain`: one layout in full, legal or not, memory and time of it by stage and kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.planner.question import Question
+from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
+from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, table
+from seqplan.render_suggestion import asked, choices, degrees, memory_line, stage_bars
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+STAGES_ABREAST = 8
+"""Stages in one table: what 80 columns hold."""
+
+
+def show_layout(scored: ScoredLayout, question: Question, notes: tuple[str, ...] = ()) -> None:
+    """Everything that we say about one layout."""
+    memory, time = scored.memory, scored.time
+    parts: list[RenderableType | None] = [
+        asked(question),
+        verdict(scored),
+        listing("Why not", [f"{reason.rule}: {reason.message}" for reason in scored.reasons], "bold red"),
+        shape(scored, question),
+    ]
+    if memory is not None:
+        worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
+        title = f"Memory of stage {worst.stage}, its fullest rank: {gib(worst.peak_bytes)} GiB"
+        parts += [stage_bars(title, worst), *(stages(memory) if len(memory.stages) > 1 else [])]
+    if time is not None:
+        parts += [time_bars(time), listing("Assumed for the time", time.notes)]
+    parts += [listing("Warnings", scored.warnings, "bold yellow"), listing("Notes", notes)]
+    show(parts)
+
+
+def verdict(scored: ScoredLayout) -> Group:
+    """Legal, fits, runnable: in one sentence each, on two or three lines."""
+    lines = [choices(scored.layout)]
+    if not scored.legal:
+        lines.append(f"not legal: {plural(len(scored.reasons), 'broken rule')}")
+    elif scored.memory is not None:
+        fits = "fits" if scored.fits else "does not fit"
+        lines.append(f"{fits}: memory {memory_line(scored.memory)}")
+    if scored.legal and not scored.runnable:
+        lines.append("the chosen trainer cannot run it")
+    if scored.time is not None:
+        rate = f"{count(scored.time.tokens_per_s_per_gpu)} tokens/s a device"
+        lines.append(
+            f"  time {duration(scored.time.step_time_s)} a step, {rate}, MFU {percent(scored.time.mfu)}"
+        )
+    good = scored.legal and scored.fits and scored.runnable
+    return block(degrees(scored.layout), lines, "bold green" if good else "bold red")
+
+
+def shape(scored: ScoredLayout, question: Question) -> Group | None:
+    """What one rank holds: sequences, tokens, layers; only for a layout where these divide."""
+    if not scored.legal:
+        return None
+    layout, train = scored.layout, question.train
+    replica = train.global_batch_size // layout.dp
+    batch = f"{replica // layout.micro_batch_size:,} micro-batches of {layout.micro_batch_size}"
+    lines = [
+        f"each dp rank: {plural(replica, 'sequence')} a step, as {batch}",
+        f"each sp rank: {count(train.seq_len // layout.sp)} of {count(train.seq_len)} tokens of a sequence",
+        f"stages: {', '.join(map(str, layout.stage_layers))} layers",
+        f"mesh, outermost to innermost: {', '.join(layout.mesh_order)}",
+    ]
+    return block("What a rank holds", lines)
+
+
+def stages(memory: MemoryEstimate) -> list[Group]:
+    """GiB by kind, a row a kind and a column a stage; a deep pipeline takes several tables side by side."""
+    return [
+        _stages(memory, memory.stages[first : first + STAGES_ABREAST])
+        for first in range(0, len(memory.stages), STAGES_ABREAST)
+    ]
+
+
+def _stages(memory: MemoryEstimate, shown: tuple[StageMemory, ...]) -> Group:
+    kinds = [kind for kind in shown[0].by_kind if any(stage.by_kind[kind] for stage in memory.stages)]
+    rows = [[kind.replace("_", " "), *(gib(stage.by_kind[kind]) for stage in shown)] for kind in kinds]
+    rows.append(["allocated", *(gib(stage.allocated_bytes) for stage in shown)])
+    rows += [
+        [kind.replace("_", " "), *(gib(stage.overhead_by_kind[kind]) for stage in shown)]
+        for kind in shown[0].overhead_by_kind
+    ]
+    rows.append(["peak", *(gib(stage.peak_bytes) for stage in shown)])
+    title = f"Memory of every stage s, GiB (limit {gib(memory.limit_bytes)})"
+    return table(title, ["", *(f"s{stage.stage}" for stage in shown)], rows, left=("",))
+
+
+def time_bars(time: TimeEstimate) -> Group:
+    """Seconds of a step by cause."""
+    parts = [(kind, seconds, duration(seconds)) for kind, seconds in time.by_kind.items() if seconds > 0]
+    title = f"Time of a step: {duration(time.step_time_s)}"
+    if time.bubble_fraction > 0:
+        title += f" (a stage waits {percent(time.bubble_fraction)} of it in the pipeline)"
+    return bars(title, parts, time.step_time_s)

@@ -1,0 +1,200 @@
+"""The answer of `suggest`: the pick and why, the best as a table, memory by kind, and what fell.
+
+When nothing fits, the nearest miss takes the pick's place: which term of which stage exceeds by how
+much, and what would make it fit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.planner.layout import Layout
+from seqplan.planner.question import Question
+from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, Suggestion
+from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, table, text
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.text import Text
+
+COLUMNS = ("", "dp", "pp", "tp", "sp", "mb", "recompute", "zero", "attn", "peak GiB", "free", "step", "MFU")
+
+
+def show_suggestion(answer: Suggestion, question: Question) -> None:
+    """Print everything; `question` only says what was asked."""
+    parts: list[RenderableType | None] = [asked(question)]
+    if answer.pick is None:
+        parts += nothing_fits(answer)
+    else:
+        parts += [pick(answer, answer.pick), best(answer), memory_bar(answer.pick)]
+    parts += [
+        others(answer),
+        fallen(answer),
+        listing("Warnings", answer.warnings, "bold yellow"),
+        listing("Notes", answer.notes),
+    ]
+    show(parts)
+
+
+def asked(question: Question) -> Text:
+    """What was asked, in two lines."""
+    cluster, train = question.cluster, question.train
+    nodes = -(-question.gpus // cluster.gpus_per_node)
+    where = f"{question.gpus:,} x {cluster.device.name} of {cluster.name} ({plural(nodes, 'node')})"
+    batch = f"{plural(train.global_batch_size, 'sequence')} of {count(train.seq_len)} tokens a step"
+    return text(
+        f"{question.model.name} on {where}\n"
+        f"{batch}, {question.precision}, trainer {question.implementation.name}",
+        "bold",
+    )
+
+
+def degrees(layout: Layout) -> str:
+    """dp2 pp1 tp4 sp8, in the order of the axes."""
+    return " ".join(f"{axis}{degree}" for axis, degree in layout.degrees.items())
+
+
+def choices(layout: Layout) -> str:
+    """Everything but the degrees, defaults left out where they say nothing."""
+    words = [f"micro-batch {layout.micro_batch_size}", f"zero {layout.zero_stage}"]
+    if layout.zero_shard_size is not None:
+        words[-1] += f" over {plural(layout.zero_shard_size, 'rank')}"
+    words.append(f"recompute {layout.recompute}")
+    if layout.recompute_layers is not None:
+        words[-1] += f" ({plural(layout.recompute_layers, 'layer')} a stage)"
+    words.append(
+        f"attention {'plain' if layout.attention == 'none' else layout.attention} on {layout.kernel} kernel"
+    )
+    if layout.tp_sequence_parallel:
+        words.append("tp sequence parallel")
+    if layout.schedule != "none":
+        words.append(f"{layout.schedule}, stages of {','.join(map(str, layout.stage_layers))} layers")
+    if layout.num_virtual_stages > 1:
+        words.append(f"{layout.num_virtual_stages} virtual stages")
+    words.append(layout.precision)
+    return ", ".join(words)
+
+
+def memory_line(memory: MemoryEstimate) -> str:
+    free = memory.limit_bytes - memory.peak_bytes
+    verdict = f"{gib(free)} GiB free" if free >= 0 else f"{gib(-free)} GiB too much"
+    return (
+        f"{gib(memory.peak_bytes)} of {gib(memory.limit_bytes)} GiB on stage {memory.worst_stage}, {verdict}"
+    )
+
+
+def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
+    """The choice in four lines, and why it is the choice."""
+    lines = [choices(scored.layout)]
+    if scored.memory is not None:
+        lines.append(f"memory {memory_line(scored.memory)} (the fullest rank)")
+    if scored.time is not None:
+        rate = f"{count(scored.time.tokens_per_s_per_gpu)} tokens/s a device"
+        lines.append(
+            f"time {duration(scored.time.step_time_s)} a step, {rate}, MFU {percent(scored.time.mfu)}"
+        )
+        lines.append(f"why: {why(answer, scored)}")
+    return block(f"Pick: {degrees(scored.layout)}", lines, "bold green")
+
+
+def why(answer: Suggestion, scored: ScoredLayout) -> str:
+    """The pick against the best layout that differs in its degrees, by the kind of time that differs most."""
+    words = f"the fastest of {plural(answer.fitting, 'layout')} that fit"
+    rivals = [
+        other for other in answer.ranked if other.time and other.layout.degrees != scored.layout.degrees
+    ]
+    if not rivals or scored.time is None or rivals[0].time is None:
+        return words
+    ours, theirs = scored.time, rivals[0].time
+    more = {kind: seconds - ours.by_kind.get(kind, 0.0) for kind, seconds in theirs.by_kind.items()}
+    kind = max(more, key=lambda name: more[name])
+    slower = theirs.step_time_s / ours.step_time_s - 1
+    if slower < 0.0005 or more[kind] <= 0:
+        return f"{words}; {degrees(rivals[0].layout)} is as fast"
+    return (
+        f"{words}; {degrees(rivals[0].layout)} takes {percent(slower)} longer: {kind} +{duration(more[kind])}"
+    )
+
+
+def row(number: str, scored: ScoredLayout) -> list[str]:
+    layout, memory, time = scored.layout, scored.memory, scored.time
+    cells = [number, *(str(degree) for degree in layout.degrees.values()), str(layout.micro_batch_size)]
+    cells += [
+        layout.recompute,
+        str(layout.zero_stage),
+        "plain" if layout.attention == "none" else layout.attention,
+    ]
+    if memory is None:
+        cells += ["-", "-"]
+    else:
+        cells += [
+            f"{gib(memory.peak_bytes)} s{memory.worst_stage}",
+            gib(memory.limit_bytes - memory.peak_bytes),
+        ]
+    return cells + ([duration(time.step_time_s), percent(time.mfu)] if time is not None else ["-", "-"])
+
+
+def ranking(title: str, layouts: tuple[ScoredLayout, ...]) -> Group:
+    return table(title, COLUMNS, (row(str(n), scored) for n, scored in enumerate(layouts, 1)))
+
+
+def best(answer: Suggestion) -> Group:
+    shown = len(answer.ranked)
+    return ranking(
+        f"Best {shown} of {answer.fitting:,} that fit (peak of the worst stage s, free GiB)", answer.ranked
+    )
+
+
+def others(answer: Suggestion) -> Group | None:
+    if not answer.with_other_trainers:
+        return None
+    return ranking("Costed, but the chosen trainer cannot run these", answer.with_other_trainers)
+
+
+def stage_bars(title: str, stage: StageMemory) -> Group:
+    """Memory of one stage by kind, overheads in rows of their own."""
+    kinds = {**stage.by_kind, **{f"{kind} (overhead)": size for kind, size in stage.overhead_by_kind.items()}}
+    parts = [(kind.replace("_", " "), size, f"{gib(size)} GiB") for kind, size in kinds.items() if size > 0]
+    return bars(title, parts, stage.peak_bytes)
+
+
+def memory_bar(scored: ScoredLayout) -> Group | None:
+    memory = scored.memory
+    if memory is None:
+        return None
+    worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
+    of = "" if len(memory.stages) == 1 else f" of {len(memory.stages)}"
+    return stage_bars(
+        f"Memory of stage {worst.stage}{of}, its fullest rank: {gib(worst.peak_bytes)} GiB", worst
+    )
+
+
+def nothing_fits(answer: Suggestion) -> list[RenderableType | None]:
+    """The nearest miss and what would make it fit."""
+    miss = answer.nearest_miss
+    if miss is None or miss.memory is None:
+        return [text(f"No layout is legal: all {answer.candidates:,} candidates break a rule.", "bold red")]
+    memory = miss.memory
+    worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
+    kind = max(worst.by_kind, key=lambda name: worst.by_kind[name])
+    limit, over = gib(memory.limit_bytes), memory.peak_bytes - memory.limit_bytes
+    title = f"Nothing fits: none of {plural(answer.legal, 'legal layout')} stays below {limit} GiB."
+    lines = [
+        f"nearest miss: {degrees(miss.layout)}, {choices(miss.layout)}",
+        f"stage {worst.stage} needs {gib(memory.peak_bytes)} GiB, {gib(over)} GiB too much; "
+        f"its largest part is {kind.replace('_', ' ')} with {gib(worst.by_kind[kind])} GiB",
+    ]
+    return [
+        block(title, lines, "bold red"),
+        memory_bar(miss),
+        listing("What would make it fit", answer.would_fit),
+    ]
+
+
+def fallen(answer: Suggestion) -> Group | None:
+    """How many candidates fell, by rule, with an example each."""
+    if not answer.rejected:
+        return None
+    title = f"{answer.candidates:,} candidates, {answer.legal:,} legal, {answer.fitting:,} fit; what fell:"
+    rows = ([count(fell.count), fell.rule, fell.example] for fell in answer.rejected)
+    return table(title, ("count", "rule", "example"), rows, left=("rule", "example"))
