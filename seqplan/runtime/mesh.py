@@ -23,6 +23,7 @@ class Mesh:
     """The process groups of one rank. Pass it; nothing here is global."""
 
     device_mesh: DeviceMesh
+    dp_sp_mesh: DeviceMesh
     dp: int
     pp: int
     tp: int
@@ -34,12 +35,8 @@ class Mesh:
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """The process group of an axis: "dp", "pp", "tp", "sp" or "dp_sp"."""
-        group: dist.ProcessGroup = self.device_mesh[axis].get_group()
-        return group
-
-    @property
-    def dp_sp_mesh(self) -> DeviceMesh:
-        return self.device_mesh[DP_SP]
+        mesh = self.dp_sp_mesh if axis == DP_SP else self.device_mesh[axis]
+        return mesh.get_group()
 
     @property
     def tp_mesh(self) -> DeviceMesh:
@@ -74,10 +71,11 @@ def build_mesh(layout: Layout, device_type: str) -> Mesh:
     device_mesh = init_device_mesh(
         device_type, tuple(layout.degrees[axis] for axis in order), mesh_dim_names=order
     )
-    device_mesh[tuple(axis for axis in order if axis in ("dp", "sp"))]._flatten(DP_SP)
+    dp_sp_mesh = device_mesh[tuple(axis for axis in order if axis in ("dp", "sp"))]._flatten(DP_SP)
     place = {axis: device_mesh.get_local_rank(axis) for axis in order}
     return Mesh(
         device_mesh=device_mesh,
+        dp_sp_mesh=dp_sp_mesh,
         **layout.degrees,
         dp_rank=place["dp"],
         pp_stage=place["pp"],
