@@ -73,11 +73,11 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
     crossing = axes_over_nodes(question, layout) if layout.world_size == question.gpus else ()
     node = f"spans nodes of {per_node} devices"
     if "tp" in crossing:
-        found.append(f"tp={tp} {node}: its all-reduces in every layer cross the slower link.")
+        found.append(f"tp={tp} {node}: all-reduces of every layer cross the slower link.")
     if "sp" in crossing:
         found.append(
-            f"sp={layout.sp} {node}: the ring's hops cross the slower link, which costs bandwidth; and a long "
-            "ring costs accuracy in trainers that sum blocks in 16 bits (seqplan sums in float32)."
+            f"sp={layout.sp} {node}: the ring's hops cross the slower link, which costs bandwidth; and a "
+            "long ring costs accuracy in trainers that sum blocks in 16 bits (seqplan sums in float32)."
         )
     return tuple(found)
 

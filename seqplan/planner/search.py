@@ -1,0 +1,93 @@
+"""`suggest`: the best layout, the next ones, and why the others fall; `score`: one layout in full."""
+
+from __future__ import annotations
+
+import time
+
+from seqplan.planner.layout import AXES, Layout
+from seqplan.planner.layout_space import check_pins, trainer_choices
+from seqplan.planner.legality import verdict
+from seqplan.planner.memory_model import memory_estimate
+from seqplan.planner.notes import assumptions, layout_warnings, position_warning, vocab_padding
+from seqplan.planner.question import Pins, Question
+from seqplan.planner.results import Reason, ScoredLayout, Suggestion
+from seqplan.planner.scan import memory_text, scan
+from seqplan.planner.time_model import time_estimate
+from seqplan.planner.what_if import what_would_be_legal, what_would_fit
+
+
+def score(question: Question, layout: Layout) -> ScoredLayout:
+    """One layout with every broken rule, its memory of every stage and its time; legal or not."""
+    found = verdict(question, layout)
+    reasons, warnings = found.reasons, layout_warnings(question, layout)
+    if not found.legal:
+        return ScoredLayout(
+            layout=layout, legal=False, fits=False, runnable=False, reasons=reasons, warnings=warnings
+        )
+    memory = memory_estimate(question, layout)
+    fits = all(stage.peak_bytes <= memory.limit_bytes for stage in memory.stages)
+    if not fits:
+        worst = memory.stages[memory.worst_stage]
+        message = memory_text(worst.stage, worst.peak_bytes, memory.limit_bytes, worst.by_kind)
+        reasons = (*reasons, Reason(rule="memory", message=message))
+    return ScoredLayout(
+        layout=layout,
+        legal=True,
+        fits=fits,
+        runnable=found.runnable,
+        reasons=reasons,
+        warnings=warnings,
+        memory=memory,
+        time=time_estimate(question, layout),
+    )
+
+
+def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Suggestion:
+    """Score every candidate that the pins leave; rank what fits; say what fell, and what would help."""
+    start = time.perf_counter()
+    pins = pins or Pins()
+    check_pins(question, pins)
+    choices = trainer_choices(question)
+    found = scan(question, pins, choices, top)
+    others: tuple[ScoredLayout, ...] = ()
+    would_fit: tuple[str, ...] = ()
+    nearest: ScoredLayout | None = None
+    if found.legal == 0:
+        would_fit = what_would_be_legal(question, pins)
+        if found.costable:
+            costed = scan(question, pins, choices, top, runnable_only=False)
+            others = tuple(score(question, layout) for layout in costed.best)
+    elif found.fitting == 0:
+        assert found.nearest is not None
+        nearest = score(question, found.nearest)
+        would_fit = what_would_fit(question, pins)
+    ranked = tuple(score(question, layout) for layout in found.best)
+    warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
+    return Suggestion(
+        pick=ranked[0] if ranked else None,
+        ranked=ranked,
+        candidates=found.candidates,
+        legal=found.legal,
+        fitting=found.fitting,
+        rejected=found.rejected,
+        would_fit=would_fit,
+        nearest_miss=nearest,
+        with_other_trainers=others,
+        notes=_notes(question, pins, ranked),
+        warnings=warnings,
+        elapsed_s=time.perf_counter() - start,
+    )
+
+
+def _notes(question: Question, pins: Pins, ranked: tuple[ScoredLayout, ...]) -> tuple[str, ...]:
+    notes = list(assumptions(question))
+    if ranked:
+        padding = vocab_padding(question, ranked[0].layout.tp)
+        notes += [padding] if padding not in ranked[0].warnings else []
+    pinned = pins.given()
+    if pinned:
+        shown = ", ".join(f"{name}={value}" for name, value in pinned.items())
+        notes.append(
+            f"Pinned: {shown}; only {', '.join(a for a in AXES if a not in pinned) or 'no degree'} free."
+        )
+    return tuple(notes)
