@@ -101,19 +101,19 @@ class _TokenShardedLinears(Function):
 def _all_gather_tokens(x_BRI: Tensor, group: Group) -> Tensor:
     """[B, R, I] on each rank -> [B, R * tp, I], in rank order along tokens."""
     size = group.size()
-    gathered = x_BRI.new_empty(size, *x_BRI.shape)
-    dist.all_gather_into_tensor(gathered, x_BRI.contiguous(), group=group)
     batch, tokens, features = x_BRI.shape
-    return gathered.permute(1, 0, 2, 3).reshape(batch, size * tokens, features)
+    gathered = x_BRI.new_empty(size * batch, tokens, features)
+    dist.all_gather_into_tensor(gathered, x_BRI.contiguous(), group=group)
+    return gathered.unflatten(0, (size, batch)).transpose(0, 1).reshape(batch, size * tokens, features)
 
 
 def _reduce_scatter_tokens(x_BSO: Tensor, group: Group) -> Tensor:
     """[B, S, O] partial sums -> [B, S / tp, O], the sum of this rank's tokens."""
     size = group.size()
     batch, tokens, features = x_BSO.shape
-    blocks = x_BSO.reshape(batch, size, tokens // size, features).permute(1, 0, 2, 3).contiguous()
+    by_rank = x_BSO.reshape(batch, size, tokens // size, features).transpose(0, 1)
     mine = x_BSO.new_empty(batch, tokens // size, features)
-    dist.reduce_scatter_tensor(mine, blocks, group=group)
+    dist.reduce_scatter_tensor(mine, by_rank.reshape(size * batch, tokens // size, features), group=group)
     return mine
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from seqplan.planner.model_spec import ModelSpec
@@ -32,8 +32,8 @@ def canonical_name(name: str, model: ModelSpec) -> str:
 
 
 def _is_sharded(placement: Placement, dim: int) -> bool:
-    # FSDP2 marks its shards of a tp-sharded dim with a subclass of Shard (_StridedShard).
-    return isinstance(placement, Shard) and placement.dim == dim
+    # Shard, or FSDP2's _StridedShard where tp has already split that dim.
+    return not placement.is_replicate() and getattr(placement, "dim", None) == dim
 
 
 def local_ranges(parameter: DTensor, mesh: Mesh) -> tuple[range, range]:
