@@ -173,7 +173,8 @@ def nothing_fits(answer: Suggestion) -> list[RenderableType | None]:
     """The nearest miss and what would make it fit."""
     miss = answer.nearest_miss
     if miss is None or miss.memory is None:
-        return [text(f"No layout is legal: all {answer.candidates:,} candidates break a rule.", "bold red")]
+        title = f"No layout is legal: each of {plural(answer.candidates, 'candidate')} breaks a rule."
+        return [text(title, "bold red"), listing("What would be legal", answer.would_fit)]
     memory = miss.memory
     worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
     kind = max(worst.by_kind, key=lambda name: worst.by_kind[name])
