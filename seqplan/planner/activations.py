@@ -195,6 +195,6 @@ def total_bytes(by_kind: Mapping[str, Any]) -> Any:
 def layer_bytes(
     rows: Iterable[LayerRow], values: Values, mode: RecomputeMode, part: Part | None = None
 ) -> dict[str, Any]:
-    """What one layer keeps of one micro-batch under a recompute mode, by kind; of one part where it is named."""
+    """What one layer keeps of one micro-batch under a recompute mode, by kind; or one part of it."""
     kept = [row for row in rows if mode in row.kept_with and (part is None or row.part == part)]
     return add_by_kind(cast("list[TensorRow]", kept), values)

@@ -1,8 +1,9 @@
 """ImplementationSpec: what a trainer supports and which tensors it keeps; read from profiles/implementations.
 
 The inventory has lists for the time that a tensor lives: `states` (always); `micro_batch`, `layer`,
-`embedding` and `head` (from a micro-batch's forward to its backward, so once for each one in flight: on every
-stage, for each layer, on the first and on the last stage); and `working` (at named moments only). memory_model.py adds them up; a trainer is described by its file alone.
+`embedding` and `head` (from a micro-batch's forward to its backward, so once for each one in flight: on
+every stage, for each layer, on the first and on the last stage); and `working` (at named moments only).
+memory_model.py adds them up; a trainer is described by its file alone.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Inventory:
 
     @cached_property
     def _recompute_extra(self) -> Bundle:
-        """What a layer without recompute keeps more than under each row's mode; nothing where the mode is none."""
+        """What a layer without recompute keeps more than under the row's own mode."""
         extra = EMPTY
         modes: tuple[tuple[RecomputeMode, Any], ...] = (("selective", self._selective), ("full", self._full))
         for mode, chosen in modes:

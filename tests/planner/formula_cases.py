@@ -1,5 +1,7 @@
-"""Models, clusters and questions that the tests of the formulas share: round numbers, nothing read from profiles
-but the trainer's inventory."""
+"""Models, clusters and questions that the tests of the formulas share.
+
+Round numbers; nothing is read from the profiles but our trainer's inventory.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ CAPABILITIES: dict[str, Any] = {
 
 
 def decoder(**changes: Any) -> ModelSpec:
-    """A Llama-like decoder: 8 layers of 512, 8 heads of 64, 4 kv heads, gated MLP of 1024, vocabulary 1000."""
+    """Llama-like: 8 layers of 512, 8 heads of 64, 4 kv heads, gated MLP of 1024, vocabulary 1000."""
     fields: dict[str, Any] = {
         "name": "test-decoder",
         "family": "llama",
@@ -123,7 +125,7 @@ def _number(value: float) -> dict[str, Any]:
 
 
 def cluster(gpus_per_node: int = 8, num_nodes: int = 8, **changes: float | str | int) -> ClusterSpec:
-    """8 nodes of 8 GPUs: 100 TFLOP/s, 1 TB/s, 80 GB; 100 GB/s inside a node, 8 NICs of 10 GB/s between nodes."""
+    """8 nodes of 8 GPUs (100 TFLOP/s, 1 TB/s, 80 GB); 100 GB/s inside, 8 NICs of 10 GB/s between nodes."""
     device: dict[str, Any] = {
         "name": "test-gpu",
         "kind": changes.get("kind", "cuda"),

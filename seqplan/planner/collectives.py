@@ -1,0 +1,119 @@
+"""Seconds of each collective on the links that a group of ranks really uses.
+
+Ranks are numbered along mesh_order, the last axis fastest, and fill nodes in order; so the stride of an axis
+says how many of a group's ranks share a node. A collective is alpha-beta: a latency for each step of a ring
+over the group and its bytes over the slowest link on the way. Between nodes, all groups of a node
+communicate at the same time and share its NICs in proportion to the ranks that they have there.
+
+Volumes (Thakur et al. 2005): all-gather and reduce-scatter (n-1)/n of the whole tensor, all-reduce twice
+that, point to point all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.activations import Floats
+from seqplan.planner.layout_table import LayoutTable
+from seqplan.planner.question import Question
+
+
+@dataclass(frozen=True)
+class Group:
+    """One communicator's ranks on the nodes, a column each; the worst-placed of the axis' groups."""
+
+    size: Floats
+    ranks_per_node: Floats
+    """Ranks of the group on the node where it has most; equals size where it stays inside a node."""
+
+    @property
+    def inside_node(self) -> Any:
+        return self.ranks_per_node >= self.size
+
+    def split(self, inner_size: Floats) -> tuple[Group, Group]:
+        """The group as a grid: `inner_size` neighbouring ranks, and one rank of each such block."""
+        inner = Group(inner_size, np.minimum(self.ranks_per_node, inner_size))
+        outer_size = self.size / inner_size
+        outer = Group(outer_size, np.clip(np.floor(self.ranks_per_node / inner_size), 1.0, outer_size))
+        return inner, outer
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links of a cluster as `gpus` ranks use them."""
+
+    gpus_per_node: int
+    ranks_on_node: int
+    one_node: bool
+    intra_bytes_per_s: float
+    intra_latency_s: float
+    nic_bytes_per_s: float
+    inter_latency_s: float
+    nics: int
+
+    @classmethod
+    def of(cls, question: Question) -> Network:
+        cluster = question.cluster
+        return cls(
+            gpus_per_node=cluster.gpus_per_node,
+            ranks_on_node=min(cluster.gpus_per_node, question.gpus),
+            one_node=question.gpus <= cluster.gpus_per_node,
+            intra_bytes_per_s=float(cluster.intra_node.bytes_per_s) * float(cluster.intra_node.efficiency),
+            intra_latency_s=float(cluster.intra_node.latency_s),
+            nic_bytes_per_s=float(cluster.inter_node.bytes_per_s) * float(cluster.inter_node.efficiency),
+            inter_latency_s=float(cluster.inter_node.latency_s),
+            nics=cluster.nics_per_node,
+        )
+
+    def group(self, table: LayoutTable, axes: tuple[str, ...]) -> Group:
+        """The ranks that differ in `axes` only."""
+        size, per_node, block = np.ones(len(table)), np.ones(len(table)), np.ones(len(table))
+        stride = np.ones(len(table))
+        for axis in reversed(table.mesh_order):
+            degree = table.degree(axis).astype(np.float64)
+            if axis in axes:
+                size = size * degree
+                per_node = per_node * np.clip(np.floor(self.gpus_per_node / stride), 1.0, degree)
+                block = np.where(degree > 1, stride * degree, block)
+            stride = stride * degree
+        if self.one_node:
+            return Group(size, size)
+        # A group that would fit into a node but whose block does not divide the node is cut in two somewhere.
+        cut = (per_node >= size) & (size > 1) & (np.mod(self.gpus_per_node, block) != 0)
+        return Group(size, np.where(cut, np.ceil(size / 2), per_node))
+
+    def _rate(self, group: Group) -> Floats:
+        """Bytes a second of a ring collective: NVLink inside, this group's share of the NICs between."""
+        share = self.nics * self.nic_bytes_per_s * group.ranks_per_node / self.ranks_on_node
+        between = np.where(group.ranks_per_node > 1, np.minimum(share, self.intra_bytes_per_s), share)
+        return np.asarray(np.where(group.inside_node, self.intra_bytes_per_s, between))
+
+    def _latency_s(self, group: Group) -> Floats:
+        return np.where(group.inside_node, self.intra_latency_s, self.inter_latency_s)
+
+    def all_gather_s(self, whole_bytes: Any, group: Group) -> Floats:
+        """`whole_bytes`: of the gathered tensor. A reduce-scatter takes the same time."""
+        steps = group.size - 1.0
+        return np.asarray(
+            steps * self._latency_s(group) + steps / group.size * whole_bytes / self._rate(group)
+        )
+
+    reduce_scatter_s = all_gather_s
+
+    def all_reduce_s(self, tensor_bytes: Any, group: Group) -> Floats:
+        """A reduce-scatter and an all-gather."""
+        return 2.0 * self.all_gather_s(tensor_bytes, group)
+
+    def neighbour_s(self, sent_bytes: Any, group: Group) -> Floats:
+        """Every rank sends to the next of its group at once: a ring hop, or a stage boundary.
+
+        The slowest pair decides: where a group leaves its node, one rank of it sends over a NIC, and as
+        many groups as the node holds do the same; one flow uses one NIC at most.
+        """
+        flows = self.ranks_on_node / group.ranks_per_node
+        nic = np.minimum(self.nic_bytes_per_s, self.nics * self.nic_bytes_per_s / flows)
+        rate = np.where(group.inside_node, self.intra_bytes_per_s, nic)
+        return np.where(group.size > 1, self._latency_s(group) + sent_bytes / rate, 0.0)

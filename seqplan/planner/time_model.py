@@ -1,0 +1,228 @@
+"""Seconds of one optimizer step, by kind, for one layout or a table of them.
+
+The slowest stage decides: it works through all micro-batches, and the pipeline fills and drains through the
+others once (1F1B with unequal stages: (m - 1) x slowest + the sum over stages). What the slowest stage does
+is compute, recompute, tp, sp, pp and dp; what it waits for is the bubble. Every overlap that is counted is
+an assumption and stands in the estimate's notes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.activations import Floats
+from seqplan.planner.collectives import Network
+from seqplan.planner.data_parallel_time import data_parallel_time
+from seqplan.planner.flops import model_flops_per_step
+from seqplan.planner.layer_time import EndTime, LayerClock, LayerTime, PassTime
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_table import LayoutTable, from_layout
+from seqplan.planner.model_states import RankParameters, head_stage, rank_parameters
+from seqplan.planner.question import Question
+from seqplan.planner.results import TIME_KINDS, TimeEstimate
+
+OPTIMIZER_BYTES = 28
+"""Adam reads weight, gradient and two moments and writes all but the gradient, float32 (4 bytes each)."""
+
+CLIP_BYTES = 4
+"""The gradient norm reads every gradient once more."""
+
+
+@dataclass(frozen=True, eq=False)
+class TimeTable:
+    """Seconds of a step for every row of a LayoutTable."""
+
+    by_kind: dict[str, Floats]
+    bubble_fraction: Floats
+    tokens_per_step: int
+    gpus: int
+    model_flops: float
+    peak_flops_per_s: float
+
+    @cached_property
+    def step_time_s(self) -> Floats:
+        total: Any = 0.0
+        for kind in TIME_KINDS:
+            total = total + self.by_kind[kind]
+        return np.asarray(total)
+
+    @cached_property
+    def tokens_per_s_per_gpu(self) -> Floats:
+        return np.asarray(self.tokens_per_step / (self.gpus * self.step_time_s))
+
+    @cached_property
+    def mfu(self) -> Floats:
+        return np.asarray(self.model_flops / (self.gpus * self.peak_flops_per_s * self.step_time_s))
+
+
+@dataclass(frozen=True, eq=False)
+class _StageTime:
+    """Seconds of one micro-batch on one stage, by kind; dp's share of a step apart."""
+
+    by_kind: dict[str, Any]
+    dp_once: Floats
+
+    @cached_property
+    def total(self) -> Any:
+        return sum(self.by_kind.values())
+
+
+def _stage_time(
+    clock: LayerClock,
+    layer: LayerTime,
+    ends: list[EndTime],
+    boundaries: int,
+    layers: int,
+    parameters: Floats,
+) -> _StageTime:
+    table = clock.table
+    recomputed = np.minimum(table.recompute_layers, layers)
+    full = np.where(table.is_recompute("full"), recomputed, 0)
+    selective = np.where(table.is_recompute("selective"), recomputed, 0)
+    again = [(full, layer.forward), (selective, layer.core_attention_forward)]
+    forwards: list[tuple[Any, PassTime]] = [(layers, layer.forward), *((1, end.forward) for end in ends)]
+    backwards: list[tuple[Any, PassTime]] = [(layers, layer.backward), *((1, end.backward) for end in ends)]
+    everything = [*forwards, *backwards, *again]
+    forward_s = sum(times * part.total for times, part in forwards)
+    backward_s = sum(times * part.total for times, part in [*backwards, *again])
+    data_parallel = data_parallel_time(clock.network, table, parameters, layers, forward_s, backward_s)
+    values = clock.values
+    sent = values["e"] * values["Tr"] * values["h"]
+    # A chunked schedule sends every micro-batch over each boundary once a chunk.
+    hop = clock.network.neighbour_s(sent, clock.network.group(table, ("pp",))) * table.num_virtual_stages
+    by_kind = {
+        "compute": sum(times * part.compute for times, part in [*forwards, *backwards]),
+        "recompute": sum(times * part.compute for times, part in again),
+        "tp": sum(times * part.tp for times, part in everything),
+        "sp": sum(times * part.sp for times, part in everything),
+        "pp": boundaries * hop,
+        "dp": data_parallel.each_micro_batch,
+    }
+    return _StageTime(by_kind, data_parallel.once)
+
+
+def time_table(question: Question, table: LayoutTable) -> TimeTable:
+    """Step time of every row."""
+    network = Network.of(question)
+    clock = LayerClock(question, table, network)
+    parameters = rank_parameters(question, table)
+    layer, embedding, head = clock.layer(parameters), clock.embedding(), clock.head()
+    last = head_stage(table)
+    # Stages that differ in nothing are timed once: (layers, first, last, boundaries) and how many there are.
+    shapes = Counter(
+        (layers, stage == 0, stage == last, (stage > 0) + (stage < table.pp - 1))
+        for stage, layers in enumerate(table.stage_layers)
+    )
+    stages: list[_StageTime] = []
+    for layers, first, is_last, boundaries in shapes:
+        ends = [embedding] * first + [head] * is_last
+        held = _stage_parameters(parameters, layers, first, is_last)
+        stages.append(_stage_time(clock, layer, ends, boundaries, layers, held))
+    counts = np.array(list(shapes.values()), dtype=np.float64)
+    size = len(table)
+    totals = np.stack([np.broadcast_to(stage.total, size) for stage in stages])
+    slowest = np.argmax(totals, axis=0)
+    rows = np.arange(size)
+    microbatches = table.num_microbatches.astype(np.float64)
+
+    def of_slowest(values: list[Any]) -> Floats:
+        return np.asarray(np.stack([np.broadcast_to(v, size) for v in values])[slowest, rows])
+
+    by_kind = {
+        kind: microbatches * of_slowest([stage.by_kind[kind] for stage in stages])
+        for kind in ("compute", "recompute", "tp", "sp", "pp", "dp")
+    }
+    all_stages = counts @ totals
+    longest = totals[slowest, rows]
+    by_kind["bubble"] = (all_stages - longest) * _bubble_share(table)
+    by_kind["dp"] = by_kind["dp"] + np.max(np.stack([stage.dp_once for stage in stages]), axis=0)
+    by_kind["pp"] = by_kind["pp"] + _tied_reduction_s(question, table, network)
+    by_kind["optimizer"] = _optimizer_s(clock, parameters)
+    pipeline = microbatches * longest + by_kind["bubble"]
+    train = question.train
+    return TimeTable(
+        by_kind=by_kind,
+        bubble_fraction=np.maximum(1.0 - microbatches * all_stages / table.pp / pipeline, 0.0),
+        tokens_per_step=train.global_batch_size * train.seq_len,
+        gpus=question.gpus,
+        model_flops=model_flops_per_step(question.model, train.seq_len, train.global_batch_size),
+        peak_flops_per_s=clock.peak_flops_per_s,
+    )
+
+
+def _stage_parameters(parameters: RankParameters, layers: int, first: bool, last: bool) -> Floats:
+    distinct = min(layers, 1) if parameters.one_layer_a_stage else layers
+    held = parameters.layer.whole * distinct
+    held = held + parameters.embedding.whole if first else held
+    return held + parameters.head.whole if last else held
+
+
+def _bubble_share(table: LayoutTable) -> float:
+    """Share of one pass over the other stages that nothing fills.
+
+    1F1B and gpipe: all of it; v chunks: 1 / v (Narayanan et al. 2104.04473, 2.2). zbv fills it with
+    weight gradients: F + B - 2W is nothing where the three take equal time (Qi et al. 2401.10241, table 2).
+    """
+    if table.schedule == "interleaved":
+        return 1.0 / table.num_virtual_stages
+    return 0.0 if table.schedule == "zbv" else 1.0
+
+
+def _tied_reduction_s(question: Question, table: LayoutTable, network: Network) -> Any:
+    """Gradients of a tied embedding are added over first and last stage, once a step, before the reduction."""
+    if not question.model.tied_embeddings or table.pp == 1 or head_stage(table) == 0:
+        return 0.0
+    rows = question.implementation.capabilities.padded_vocab(question.model.vocab_size, table.tp) / table.tp
+    ends = network.group(table, ("pp",))
+    pair = type(ends)(np.full(len(table), 2.0), np.where(ends.inside_node, 2.0, 1.0))
+    return network.all_reduce_s(4.0 * rows * question.model.embedding_size, pair)
+
+
+def _optimizer_s(clock: LayerClock, parameters: RankParameters) -> Floats:
+    """Memory-bound; the fullest stage decides. Sharded states are updated where they lie."""
+    table, fullest = clock.table, np.zeros(len(clock.table))
+    for stage in {0, table.pp - 1, int(np.argmax(table.stage_layers))}:
+        values = parameters.stage(table, stage)
+        updated = np.where(table.zero_stage >= 1, values["Pn"], values["P"])
+        fullest = np.maximum(fullest, updated)
+    per_parameter = OPTIMIZER_BYTES + CLIP_BYTES + (0 if table.precision == "fp32" else clock.values["e"])
+    return np.asarray(clock.traffic_s(per_parameter * fullest))
+
+
+def _notes(layout: Layout) -> tuple[str, ...]:
+    """The assumptions that the estimate of this layout rests on."""
+    notes: list[str] = []
+    if layout.sp > 1:
+        notes.append("assumed: each ring hop runs behind the block in hand; only its excess is counted")
+    if layout.dp * layout.sp > 1:
+        window = {
+            0: "the reduction runs behind the last micro-batch's backward, but for its last bucket",
+            1: "the reduction runs behind the last backward, the gather behind the first forward",
+            2: "each micro-batch's reduce-scatter runs behind its backward, the gather behind the first forward",
+            3: "each layer's gathers and reduce-scatter run behind the computation of its neighbour",
+        }[layout.zero_stage]
+        notes.append(f"assumed: {window}")
+    if layout.tp > 1:
+        notes.append("assumed: nothing hides the tensor-parallel collectives")
+    if layout.pp > 1:
+        notes.append("assumed: nothing hides the transfers between stages; the slowest stage sets the pace")
+    return tuple(notes)
+
+
+def time_estimate(question: Question, layout: Layout) -> TimeEstimate:
+    """Step time of one layout."""
+    times = time_table(question, from_layout(layout, question.train))
+    by_kind = {kind: float(times.by_kind[kind][0]) for kind in TIME_KINDS}
+    return TimeEstimate(
+        step_time_s=sum(by_kind.values()),
+        tokens_per_s_per_gpu=float(times.tokens_per_s_per_gpu[0]),
+        mfu=float(times.mfu[0]),
+        by_kind=by_kind,
+        bubble_fraction=float(times.bubble_fraction[0]),
+        notes=_notes(layout),
+    )
