@@ -1,44 +1,110 @@
-"""DeviceSpec, LinkSpec, ClusterSpec: what a cluster is made of, every number with its source."""
+"""DeviceSpec, LinkSpec, ClusterSpec: what a cluster is made of, every number with its source.
+
+A rate is a dense peak (a vendor's "with sparsity" figure is twice as high), a link's rate is one way
+(vendors print both ways), memory is what the driver reports (less than the box says).
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from seqplan.planner.quantity import Quantity
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.quantity import FractionQuantity, PositiveQuantity, Quantity, ShareQuantity
 from seqplan.planner.spec import Spec
 
 Kernel = Literal["flash", "efficient", "math"]
 """What computes one block of attention: torch's flash or memory-efficient kernel, or plain matmuls (scores are kept)."""
 
+MIN_MEMORY_BYTES = 64 * 2**20
+"""A device with less is a number in the wrong unit (80 for 80 GiB)."""
+
+MAX_MEMORY_BYTES = 2**46
+"""64 TiB: a device with more is bytes where gigabytes were meant, or the like."""
+
+FIRST_SM_WITH_BF16 = 80
+"""Compute capability 8.0 (NVIDIA A100 whitepaper, 2020: bf16 is new in it)."""
+
 
 class DeviceSpec(Spec):
-    """One accelerator as the scheduler sees it (one GCD of an MI250X). Dense rates, vendor's peak."""
+    """One accelerator as the scheduler sees it (one GCD of an MI250X, one core of a CPU). Dense rates, peak."""
 
     name: str
     kind: Literal["cuda", "rocm", "cpu"]
-    memory_bytes: Quantity
-    memory_bytes_per_s: Quantity = Field(description="bandwidth of the device memory, peak")
-    peak_flops_per_s: dict[Literal["fp32", "fp16", "bf16", "fp8"], Quantity]
+    architecture: str = Field(default="", description="sm_90, gfx942, x86-64; what the kernels depend on")
+    memory_bytes: PositiveQuantity = Field(description="total that the driver reports")
+    memory_bytes_per_s: PositiveQuantity = Field(description="bandwidth of the device memory, peak")
+    peak_flops_per_s: dict[Literal["fp32", "fp16", "bf16", "fp8"], PositiveQuantity] = Field(
+        description="dense peak of each dtype"
+    )
     attention_kernels: dict[Literal["fp32", "fp16", "bf16"], tuple[Kernel, ...]] = Field(
         description="kernels that torch has for this device and dtype, best first; a dtype left out is not usable"
     )
-    matmul_efficiency: Quantity = Field(description="largest share of the peak that a big matmul reaches")
-    attention_efficiency: Quantity = Field(description="share of the peak that the attention kernel reaches")
-    memory_efficiency: Quantity
-    kernel_launch_s: Quantity
+    max_head_dim: dict[Kernel, int] = Field(
+        default_factory=dict,
+        description="widest head that a kernel trains on this device; left out: no limit",
+    )
+    matmul_efficiency: ShareQuantity = Field(
+        description="largest share of the peak that a big matmul reaches"
+    )
+    attention_efficiency: ShareQuantity = Field(
+        description="share of the peak that the attention kernel reaches"
+    )
+    memory_efficiency: ShareQuantity = Field(
+        description="share of the bandwidth that elementwise work reaches"
+    )
+    kernel_launch_s: Quantity = Field(description="time that starting one operation costs")
     context_bytes: Quantity = Field(description="CUDA context and library workspaces, a row of its own")
-    fragmentation_fraction: Quantity = Field(description="share of allocated bytes lost to the caching allocator")
+    fragmentation_fraction: FractionQuantity = Field(
+        description="share of allocated bytes lost to the caching allocator"
+    )
+
+    def kernels(self, dtype: str, head_dim: int) -> tuple[Kernel, ...]:
+        """Kernels for one dtype and head size, best first."""
+        usable: dict[str, tuple[Kernel, ...]] = {**self.attention_kernels}
+        return tuple(
+            kernel
+            for kernel in usable.get(dtype, ())
+            if kernel not in self.max_head_dim or head_dim <= self.max_head_dim[kernel]
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DeviceSpec:
+        broken = []
+        if not MIN_MEMORY_BYTES <= self.memory_bytes <= MAX_MEMORY_BYTES:
+            broken.append(
+                f"memory_bytes = {self.memory_bytes:,.0f} bytes is no device's memory; write it as 80 GiB"
+            )
+        trained, peaks = {*self.attention_kernels}, {*self.peak_flops_per_s} - {"fp8"}
+        if trained != peaks:
+            broken.append(
+                f"attention_kernels has {_listed(trained)} and peak_flops_per_s has {_listed(peaks)}; "
+                "both must name the same dtypes (those that the device can train in)"
+            )
+        for dtype, kernels in self.attention_kernels.items():
+            if not kernels or len(set(kernels)) < len(kernels):
+                broken.append(
+                    f"attention_kernels.{dtype} must name one or more different kernels, best first"
+                )
+        if {"efficient", "flash"} & {*self.max_head_dim} and min(self.max_head_dim.values()) < 1:
+            broken.append("max_head_dim must be at least 1")
+        generation = re.fullmatch(r"sm_([0-9]+)", self.architecture)
+        if generation and int(generation[1]) < FIRST_SM_WITH_BF16 and "bf16" in trained:
+            broken.append(f"attention_kernels.bf16: {self.architecture} has no bf16, which begins with sm_80")
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
 
 
 class LinkSpec(Spec):
     """One kind of link. Rates are per GPU (intra-node) or per NIC (inter-node), one way."""
 
     name: str
-    bytes_per_s: Quantity
-    latency_s: Quantity
-    efficiency: Quantity = Field(description="share of bytes_per_s that a large transfer reaches")
+    bytes_per_s: PositiveQuantity = Field(description="one way; vendors print both ways added")
+    latency_s: Quantity = Field(description="of one message or one step of a ring")
+    efficiency: ShareQuantity = Field(description="share of bytes_per_s that a large transfer reaches")
 
 
 class ClusterSpec(Spec):
@@ -46,10 +112,70 @@ class ClusterSpec(Spec):
 
     name: str
     device: DeviceSpec
-    gpus_per_node: int = Field(ge=1)
-    num_nodes: int = Field(ge=1, description="default size; --nodes and --gpus override it")
+    gpus_per_node: int = Field(ge=1, le=4096)
+    num_nodes: int = Field(ge=1, le=2**20, description="default size; --nodes and --gpus override it")
     intra_node: LinkSpec
     inter_node: LinkSpec
-    nics_per_node: int = Field(ge=1)
-    communicator_bytes: Quantity = Field(description="buffers that one communicator (process group) allocates")
-    cores_per_node: int | None = Field(default=None, description="CPU devices only: cores that the ranks of a node share")
+    nics_per_node: int = Field(ge=1, le=4096)
+    communicator_bytes: Quantity = Field(
+        description="buffers that one communicator (process group) allocates"
+    )
+    cores_per_node: int | None = Field(
+        default=None, ge=1, description="CPU devices only: cores that the ranks of a node share"
+    )
+
+    @property
+    def world_size(self) -> int:
+        return self.gpus_per_node * self.num_nodes
+
+    @property
+    def compute_share(self) -> float:
+        """Share of the device's peak that one rank gets: below 1 where CPU ranks outnumber their node's cores."""
+        if self.cores_per_node is None:
+            return 1.0
+        return min(1.0, self.cores_per_node / self.gpus_per_node)
+
+    def limit_bytes(self, headroom_fraction: float = 0.0) -> float:
+        """Memory that one rank may use, less the share that the user keeps free."""
+        return float(self.device.memory_bytes) * (1.0 - headroom_fraction)
+
+    def for_gpus(self, gpus: int) -> ClusterSpec:
+        """This cluster cut or grown to `gpus` ranks: part of one node, or whole nodes."""
+        if gpus < 1:
+            raise SeqplanError(f"{gpus} GPUs is too few;", "use 1 or more.")
+        if self.cores_per_node is not None:
+            return self._with_ranks(gpus)
+        size = self.gpus_per_node
+        if gpus <= size:
+            return self.model_copy(update={"gpus_per_node": gpus, "num_nodes": 1})
+        if gpus % size:
+            below, above = gpus // size * size, (gpus // size + 1) * size
+            raise SeqplanError(
+                f"{gpus} GPUs are no whole number of the {size}-GPU nodes of {self.name};",
+                f"use {below} or {above}, or at most {size} on one node.",
+            )
+        return self.model_copy(update={"num_nodes": gpus // size})
+
+    def for_nodes(self, nodes: int) -> ClusterSpec:
+        """This cluster with another number of nodes."""
+        if nodes < 1:
+            raise SeqplanError(f"{nodes} nodes is too few;", "use 1 or more.")
+        return self.model_copy(update={"num_nodes": nodes})
+
+    def _with_ranks(self, ranks: int) -> ClusterSpec:
+        """CPUs: a rank is a process, so any number runs, and the ranks of a node share its memory."""
+        if ranks % self.num_nodes:
+            below = ranks // self.num_nodes * self.num_nodes
+            choices = f"{below} or {below + self.num_nodes}" if below else str(self.num_nodes)
+            raise SeqplanError(
+                f"{ranks} ranks do not spread evenly over the {self.num_nodes} nodes of {self.name};",
+                f"use {choices}.",
+            )
+        per_node, memory = ranks // self.num_nodes, self.device.memory_bytes
+        share = Quantity(memory * self.gpus_per_node / per_node, memory.source)
+        device = self.device.model_copy(update={"memory_bytes": share})
+        return self.model_copy(update={"gpus_per_node": per_node, "device": device})
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

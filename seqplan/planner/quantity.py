@@ -6,9 +6,9 @@ A Quantity is a float; arithmetic gives plain floats. In YAML it is `{value: 3.3
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import AfterValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 
@@ -33,18 +33,54 @@ class Quantity(float):
             raise ValueError("a number needs {value: ..., source: ...}")
         value, source = raw["value"], raw["source"]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"value must be a number, not {value!r}")
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"value must be finite and not negative, not {value!r}")
+            raise ValueError(f"must be a number, not {value!r:.60}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise ValueError("must be a finite number")
+        if number < 0:
+            raise ValueError("must not be negative")
         if not isinstance(source, str) or not source.strip():
             raise ValueError("source must say where the number comes from")
-        return cls(value, source)
+        return cls(number, source)
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(
             cls._validate,
             serialization=core_schema.plain_serializer_function_ser_schema(
                 lambda q: {"value": float(q), "source": q.source}
             ),
         )
+
+
+def _positive(quantity: Quantity) -> Quantity:
+    if quantity <= 0:
+        raise ValueError("must be more than 0")
+    return quantity
+
+
+def _share(quantity: Quantity) -> Quantity:
+    if not 0 < quantity <= 1:
+        raise ValueError("must be more than 0 and at most 1 (a share: 0.8 means 80 %)")
+    return quantity
+
+
+def _fraction(quantity: Quantity) -> Quantity:
+    if quantity >= 1:
+        raise ValueError("must be less than 1 (a share: 0.05 means 5 %)")
+    return quantity
+
+
+PositiveQuantity = Annotated[Quantity, AfterValidator(_positive)]
+"""A rate or a size: nothing can be divided by zero."""
+
+ShareQuantity = Annotated[Quantity, AfterValidator(_share)]
+"""A share that something reaches, (0, 1]."""
+
+FractionQuantity = Annotated[Quantity, AfterValidator(_fraction)]
+"""A share that is lost, [0, 1)."""
