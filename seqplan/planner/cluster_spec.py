@@ -7,6 +7,7 @@ A rate is a dense peak (a vendor's "with sparsity" figure is twice as high), a l
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -16,7 +17,8 @@ from seqplan.planner.quantity import FractionQuantity, PositiveQuantity, Quantit
 from seqplan.planner.spec import Spec
 
 Kernel = Literal["flash", "efficient", "math"]
-"""What computes one block of attention: torch's flash or memory-efficient kernel, or plain matmuls (scores are kept)."""
+"""What computes one block of attention: torch's flash or memory-efficient kernel, or plain matmuls (which
+keep the scores)."""
 
 MIN_MEMORY_BYTES = 64 * 2**20
 """A device with less is a number in the wrong unit (80 for 80 GiB)."""
@@ -29,7 +31,7 @@ FIRST_SM_WITH_BF16 = 80
 
 
 class DeviceSpec(Spec):
-    """One accelerator as the scheduler sees it (one GCD of an MI250X, one core of a CPU). Dense rates, peak."""
+    """One accelerator as the scheduler sees it (one GCD of an MI250X, one core of a CPU)."""
 
     name: str
     kind: Literal["cuda", "rocm", "cpu"]
@@ -40,11 +42,11 @@ class DeviceSpec(Spec):
         description="dense peak of each dtype"
     )
     attention_kernels: dict[Literal["fp32", "fp16", "bf16"], tuple[Kernel, ...]] = Field(
-        description="kernels that torch has for this device and dtype, best first; a dtype left out is not usable"
+        description="kernels that torch has for a dtype, best first; a dtype left out is not usable"
     )
     max_head_dim: dict[Kernel, int] = Field(
         default_factory=dict,
-        description="widest head that a kernel trains on this device; left out: no limit",
+        description="widest head that a kernel trains; left out: no limit",
     )
     matmul_efficiency: ShareQuantity = Field(
         description="largest share of the peak that a big matmul reaches"
@@ -63,12 +65,10 @@ class DeviceSpec(Spec):
 
     def kernels(self, dtype: str, head_dim: int) -> tuple[Kernel, ...]:
         """Kernels for one dtype and head size, best first."""
-        usable: dict[str, tuple[Kernel, ...]] = {**self.attention_kernels}
-        return tuple(
-            kernel
-            for kernel in usable.get(dtype, ())
-            if kernel not in self.max_head_dim or head_dim <= self.max_head_dim[kernel]
-        )
+        for name, kernels in self.attention_kernels.items():
+            if name == dtype:
+                return tuple(each for each in kernels if head_dim <= self.max_head_dim.get(each, head_dim))
+        return ()
 
     @model_validator(mode="after")
     def _consistent(self) -> DeviceSpec:
@@ -130,7 +130,7 @@ class ClusterSpec(Spec):
 
     @property
     def compute_share(self) -> float:
-        """Share of the device's peak that one rank gets: below 1 where CPU ranks outnumber their node's cores."""
+        """Share of the device's peak that one rank gets: below 1 where CPU ranks outnumber cores."""
         if self.cores_per_node is None:
             return 1.0
         return min(1.0, self.cores_per_node / self.gpus_per_node)
@@ -177,5 +177,5 @@ class ClusterSpec(Spec):
         return self.model_copy(update={"gpus_per_node": per_node, "device": device})
 
 
-def _listed(names: set[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"

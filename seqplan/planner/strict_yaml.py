@@ -38,7 +38,7 @@ _TRAPS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(r"[-+]?0[0-9_]+|[-+]?0o[0-7_]+|[-+]?0x[0-9a-fA-F_]+|[-+]?0b[01_]+"),
-        "may be an octal, hexadecimal or binary number; write it in decimal without leading zeros, or quote it",
+        "may be read as octal, hexadecimal or binary; write it in decimal without leading zeros, or quote it",
     ),
     (
         re.compile(r"[-+]?[0-9][0-9_]*(?:_[0-9]+)+(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?"),
@@ -118,9 +118,7 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             self._stop(event, f"{named}aliases (*{shorten(event.anchor)}) are not read; write the value out")
         if event.anchor is not None:
-            self._stop(
-                event, f"{named}anchors (&{shorten(event.anchor)}) are not read; write the value alone"
-            )
+            self._stop(event, f"{named}anchors (&{shorten(event.anchor)}) are not read; write the value only")
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
             self._stop(event, f"{named}tags ({shorten(tag)}) are not read; write the plain value")

@@ -42,7 +42,7 @@ _BOUNDS = {
 def validate_spec(
     spec: type[_Model], data: Mapping[str, Any], where: str, foreign: Mapping[str, str] | None = None
 ) -> _Model:
-    """`data` (as YAML or JSON gives it, lists for tuples) as a `spec`, or one SeqplanError with all that is wrong.
+    """`data`, as YAML or JSON gives it, as a `spec`; or one SeqplanError with all that is wrong.
 
     `foreign` maps keys of other tools to what ours are called; it is shown when such a key is found.
     """
@@ -115,14 +115,13 @@ def _unknown_key(loc: tuple[int | str, ...], spec: type[BaseModel] | None, forei
     name, path = str(loc[-1]), _path(loc)
     if name in foreign:
         return f"unknown key {path}: write {foreign[name]}"
-    known = sorted(_model_at(spec, loc[:-1]).model_fields) if spec and _model_at(spec, loc[:-1]) else []
-    hint = nearest(name, known) or (
-        f"known keys are {', '.join(known)}" if len(known) <= 12 and known else ""
-    )
+    parent = _model_at(spec, loc[:-1])
+    known = sorted(parent.model_fields) if parent else []
+    hint = nearest(name, known) or (f"known keys: {', '.join(known)}" if known else "")
     return f"unknown key {path}" + (f" ({hint})" if hint else "")
 
 
-def _model_at(spec: type[BaseModel] | None, loc: Sequence[int | str]) -> Any:
+def _model_at(spec: type[BaseModel] | None, loc: Sequence[int | str]) -> type[BaseModel] | None:
     """The model class that the keys of `loc` lead to, as far as fields tell."""
     current: Any = spec
     for step in loc:
