@@ -99,6 +99,8 @@ class BatchPart:
     @property
     def chunks(self) -> list[tuple[int, int]]:
         """Positions [start, stop) of this rank's tokens, one or two pieces."""
+        if self.sp == 1:  # a whole sequence may have any length
+            return [(0, self.seq_len)]
         return chunks(self.seq_len, self.sp, self.sp_rank, self.causal)
 
 

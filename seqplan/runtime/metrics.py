@@ -32,6 +32,8 @@ class StepMetrics(Spec):
     grad_norm: float
     lr: float
     tokens: int
+    """Tokens of the global batch; `loss_tokens` of them were predicted."""
+    loss_tokens: int
     step_time_s: float
     tokens_per_s: float
     mfu: float | None
@@ -109,18 +111,13 @@ def live_tensor_bytes() -> int:
     return sum(sizes.values())
 
 
-def measure_peak_bytes(fn: Callable[[], T], device: torch.device) -> tuple[T, int]:
-    """Run `fn`; its result and the largest number of bytes that tensors took meanwhile.
+def measure_peak_bytes(fn: Callable[[], T]) -> tuple[T, int]:
+    """Run `fn` on a CPU; its result and the largest number of bytes that tensors took meanwhile.
 
-    CUDA: the allocator's own count. CPU: tensors alive at the start, plus the running sum of the profiler's
-    allocations and frees. A free of a tensor from before the start is not among these events, so the step
-    has to begin without gradients of the last one (else it is an upper bound).
+    Tensors alive at the start, plus the running sum of the profiler's allocations and frees. A free of a
+    tensor from before the start is not among these events, so the step has to begin without the gradients
+    of the last one (else the result is an upper bound).
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        result = fn()
-        torch.cuda.synchronize(device)
-        return result, int(torch.cuda.max_memory_allocated(device))
     gc.collect()
     before = live_tensor_bytes()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -6,6 +6,8 @@ elsewhere, as in a job's log file, one plain line every `log_every` steps.
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median
 from types import TracebackType
 
 from rich.console import Console
@@ -34,7 +36,7 @@ class ProgressLine:
         self.log_every = log_every
         self.console = console or Console(stderr=True, highlight=False)
         self._bar: Progress | None = None
-        self._seconds = 0.0
+        self._seconds: deque[float] = deque(maxlen=50)
         if self.console.is_terminal:
             self._bar = Progress(
                 TextColumn("step"),
@@ -59,11 +61,11 @@ class ProgressLine:
             self._bar.stop()
 
     def show(self, metrics: StepMetrics) -> None:
-        self._seconds += metrics.step_time_s
+        self._seconds.append(metrics.step_time_s)
         if self._bar is not None:
             self._bar.update(self._task, completed=metrics.step, description=describe(metrics))
         elif metrics.step % self.log_every == 0 or metrics.step in (1, self.steps):
-            left_s = self._seconds / metrics.step * (self.steps - metrics.step)
+            left_s = median(self._seconds) * (self.steps - metrics.step)
             line = f"step {metrics.step}/{self.steps} | {describe(metrics)} | {left_s:.0f} s left"
             self.console.print(line, soft_wrap=True)
 

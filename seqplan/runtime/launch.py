@@ -1,0 +1,214 @@
+"""Starts the ranks of a plan on this node, watches them, and says once what went wrong.
+
+torch's elastic launcher does the starting and watching. Ranks are forked from a fork server that has
+imported torch, so that many ranks cost one import; the fork server is started first, and imports while
+this process does. Nothing here imports torch before it has to: a wrong world size is told at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from seqplan.planner.errors import SeqplanError
+from seqplan.runtime.failures import explain_failure
+from seqplan.runtime.nodes import Nodes, check_outer_launcher, find_nodes
+from seqplan.runtime.options import RunOptions
+from seqplan.runtime.text_files import TextFiles
+from seqplan.runtime.worker import Job, MakeTrainer, rank_main
+
+if TYPE_CHECKING:
+    from seqplan.planner.plan import Plan
+    from seqplan.runtime.metrics import RunSummary
+
+PRELOAD = [
+    "torch",
+    "torch.distributed.device_mesh",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.profiler",
+    "rich.progress",
+    "seqplan.runtime.train",
+    "seqplan.runtime.trainer",
+]
+"""What the fork server imports, once for all ranks."""
+
+FAILED = 1
+SIGNAL_BASE = 128
+"""Exit status of a process that was ended by a signal, as shells report it: 128 + its number."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended: the exit status for the shell, and the summary where rank 0 ran here and finished."""
+
+    exit_code: int
+    summary: RunSummary | None = None
+
+
+def launch(
+    plan: Plan, data: list[Path], options: RunOptions, make_trainer: MakeTrainer | None = None
+) -> RunResult:
+    """Run this node's ranks to their end. SeqplanError: a wrong input, mostly before anything is started."""
+    started_already = check_outer_launcher(plan.layout.world_size, os.environ)
+    nodes = None if started_already else find_nodes(options, plan.layout.world_size, os.environ)
+    files = TextFiles.find(data)
+    local_world_size = nodes.local_world_size if nodes else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    _set_environment(local_world_size)
+    if nodes:
+        _start_fork_server()
+    device_type = choose_device(plan, options, local_world_size)
+    log_dir = Path(tempfile.mkdtemp(prefix="seqplan-run-"))
+    try:
+        job = Job(plan, files, options, device_type, log_dir, make_trainer)
+        if nodes is None:
+            return RunResult(0, rank_main(job))
+        return _run_ranks(job, nodes)
+    except KeyboardInterrupt:  # before the first rank was started
+        return RunResult(SIGNAL_BASE + signal.SIGINT)
+    finally:
+        shutil.rmtree(log_dir, ignore_errors=True)
+
+
+def choose_device(plan: Plan, options: RunOptions, local_world_size: int) -> str:
+    """The device type, "cuda" (which is also torch's name for ROCm) or "cpu". SeqplanError: too few GPUs."""
+    kind = plan.cluster.device.kind
+    if options.device == "cpu" or (options.device == "auto" and kind == "cpu"):
+        return "cpu"
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < local_world_size:
+        raise SeqplanError(
+            f"The plan needs {local_world_size} GPUs on this node ({plan.cluster.device.name}),"
+            f" torch sees {found}.",
+            "Run it on the cluster that it was made for, or with --device cpu.",
+        )
+    return "cuda"
+
+
+def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    digest = hashlib.blake2b(job.plan.model_dump_json().encode(), digest_size=8).hexdigest()
+    config = LaunchConfig(
+        min_nodes=nodes.nnodes,
+        max_nodes=nodes.nnodes,
+        nproc_per_node=nodes.local_world_size,
+        run_id=f"seqplan-{digest}",
+        max_restarts=0,
+        start_method=_start_method(),
+        logs_specs=DefaultLogsSpecs(log_dir=str(job.log_dir / "elastic")),
+        shutdown_timeout=5,
+        **_rendezvous(nodes, job.options.timeout_s),
+    )
+    console = Console(stderr=True, highlight=False, markup=False)
+    with _quiet_torch(), _same_signal_handlers():
+        try:
+            results: Mapping[int, Any] = elastic_launch(config, rank_main)(job)
+            return RunResult(0, results.get(0))
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            if -failure.exitcode == signal.SIGINT:  # Ctrl-C reached a rank before it reached us
+                return RunResult(SIGNAL_BASE + signal.SIGINT)
+            text = explain_failure(
+                job.log_dir,
+                rank,
+                failure.pid,
+                failure.exitcode,
+                job.plan.layout.world_size,
+                job.options.timeout_s,
+            )
+            console.print(f"The run failed: {text.rstrip()}", soft_wrap=True)
+            return RunResult(FAILED)
+        except SignalException as error:
+            console.print(f"Ended by {error.sigval.name}; all ranks of this node have been stopped.")
+            return RunResult(SIGNAL_BASE + error.sigval)
+        finally:
+            if console.is_terminal:  # a rank that was drawing its progress line had hidden it
+                console.show_cursor(True)
+
+
+def _rendezvous(nodes: Nodes, timeout_s: float) -> dict[str, Any]:
+    """Several nodes meet at a fixed place in a fixed order; one node by itself, at any free port."""
+    timeout = max(1, round(timeout_s))
+    if nodes.endpoint is None:
+        return {
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "localhost:0",
+            "rdzv_configs": {"timeout": timeout, "is_host": True},
+            "local_addr": "localhost",
+        }
+    return {
+        "rdzv_backend": "static",
+        "rdzv_endpoint": nodes.endpoint,
+        "rdzv_configs": {"timeout": timeout, "rank": nodes.node_rank},
+    }
+
+
+def _set_environment(local_world_size: int) -> None:
+    """What torch reads when it is loaded, here and in every rank. The user's own settings win."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // local_world_size)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself otherwise
+    # Workers get a store of their own: with the launcher's, gloo reads addresses of ranks that are gone.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+def _start_method() -> str:
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+def _start_fork_server() -> None:
+    """Begin importing torch for the ranks; deaf to Ctrl-C, which this process answers for all."""
+    if _start_method() == "forkserver":
+        multiprocessing.set_forkserver_preload(PRELOAD)
+        ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        forkserver.ensure_running()
+        signal.signal(signal.SIGINT, ours)
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Silence what torch's launcher logs about a failure, its own traceback included; ours is one block."""
+    prefixes = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(prefixes)]
+    loggers = [logging.getLogger(name) for name in names]  # each has a level of its own
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _same_signal_handlers() -> Iterator[None]:
+    """Put back the handlers that torch's launcher replaces."""
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+    handlers = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
