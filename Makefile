@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@python=$${PYTHON:-$$(bash .ci/find-python)}; \
 	echo "setting up $(VENV) with $$($$python --version)"; \
 	"$$python" -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@pwd -P > $@
 
 setup: $(STAMP)

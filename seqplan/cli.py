@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from seqplan import __version__
-from seqplan.cli_inputs import Ask
-from seqplan.cli_options import JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
+from seqplan.cli_options import Ask, JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Pins
 from seqplan.runtime.options import RunOptions
@@ -64,9 +63,9 @@ def suggest(
     if output is not None:
         plan.check_output_path(output)
     asked = cli_inputs.read_question(model, ask)
-    render.tell("warning", asked.warnings)
     answer = search.suggest(asked.question, pins, top)
-    answer = answer.model_copy(update={"notes": (*asked.notes, *answer.notes)})
+    said = {"notes": (*asked.notes, *answer.notes), "warnings": (*asked.warnings, *answer.warnings)}
+    answer = answer.model_copy(update=said)
     if output is not None and answer.pick is not None:
         plan.save_plan(plan.make_plan(asked.question, answer.pick), output)
     if as_json:
@@ -98,14 +97,14 @@ def explain(
     from seqplan.planner.layout import parse_layout
 
     if layout is None:
-        asked, chosen = cli_inputs.read_plan(subject, ask, pins)
+        asked, chosen = cli_inputs.read_plan(Path(subject), ask, pins)
     else:
         asked = cli_inputs.read_question(subject, ask)
         chosen = parse_layout(layout, asked.question, pins.given())
-    render.tell("warning", asked.warnings)
     scored = search.score(asked.question, chosen)
+    scored = scored.model_copy(update={"warnings": (*asked.warnings, *scored.warnings)})
     if as_json:
-        render.show_json(scored)
+        render.show_json({**scored.model_dump(mode="json"), "notes": asked.notes})
     else:
         render_layout.show_layout(scored, asked.question, tuple(asked.notes))
 
@@ -183,10 +182,12 @@ def run(
     options: RunOptions,
 ) -> None:
     """Train a plan on this machine's ranks (or this node's), and print planned beside measured."""
-    from seqplan.planner import plan
-    from seqplan.runtime import launch  # the one place that pays for torch
+    from seqplan import profiles, render
+    from seqplan.planner.plan import load_plan, plan_warnings
+    from seqplan.runtime.launch import launch
 
-    loaded = plan.load_plan(plan_file)
-    status = launch.launch(loaded, plan_file, [*data, *(more_data or [])], options)
-    if status:
-        raise typer.Exit(status)
+    plan = load_plan(plan_file, profiles.load_implementation)
+    render.tell("warning", plan_warnings(plan, profiles.load_implementation(plan.implementation)))
+    result = launch(plan, [*data, *(more_data or [])], options)
+    if result.exit_code:
+        raise typer.Exit(result.exit_code)

@@ -9,17 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
-
-from pydantic import Field
+from pathlib import Path
 
 from seqplan import profiles
-from seqplan.cli_options import build
+from seqplan.cli_options import Ask, build, flag_name
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
+from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.question import Question
-from seqplan.planner.spec import Spec
+from seqplan.planner.plan import load_plan, plan_warnings
+from seqplan.planner.question import Pins, Question
 from seqplan.planner.train_spec import TrainSpec
 
 LARGEST_BATCH_TOKENS = 2**28
@@ -31,23 +30,6 @@ LARGEST_COUNT = 2**40
 
 _COUNT = re.compile(r"([0-9]+(?:[_,][0-9]{3})*|[0-9]+)([kKmM]?)")
 _SUFFIXES = {"": 1, "k": 2**10, "m": 2**20}
-
-
-class Ask(Spec):
-    """What `suggest` and `explain` are asked about, as typed; each field is a flag."""
-
-    cluster: str | None = Field(default=None, description="a built-in name or a YAML file")
-    gpus: int | None = Field(default=None, ge=1, description="devices in all; default: the whole cluster")
-    nodes: int | None = Field(default=None, ge=1, description="nodes, instead of --gpus")
-    seq_len: str | None = Field(default=None, description="tokens of one sequence; 4k is 4096")
-    global_batch_size: str | None = Field(default=None, description="sequences in one optimizer step")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        default="auto", description="compute dtype; auto: the best that device and trainer have"
-    )
-    implementation: str = Field(default="seqplan", description="the trainer that has to run it")
-    hidden_dropout: float = Field(default=0.0, description="after embedding, attention and MLP")
-    attention_dropout: float = Field(default=0.0, description="on attention probabilities; needs rsa")
-    headroom: float = Field(default=0.05, description="share of the device memory to keep free")
 
 
 @dataclass
@@ -96,6 +78,21 @@ def read_question(model: str, ask: Ask) -> Asked:
         implementation=profiles.load_implementation(ask.implementation),
     )
     return Asked(question, [*notes, *model_notes], batch_warnings(train))
+
+
+def read_plan(path: Path, ask: Ask, pins: Pins) -> tuple[Asked, Layout]:
+    """The question and the layout of a plan file, which fixes all that the flags could say."""
+    defaults = Ask()
+    changed = [name for name in Ask.model_fields if getattr(ask, name) != getattr(defaults, name)]
+    given = [flag_name(name) for name in (*changed, *pins.given())]
+    if given:
+        raise SeqplanError(
+            f"{', '.join(given)} beside a plan file would change what it says.",
+            "To explain another layout give MODEL and --layout dp2,pp1,tp4,sp8.",
+        )
+    plan = load_plan(path)
+    trainer = profiles.load_implementation(plan.implementation)
+    return Asked(plan.question(trainer), warnings=list(plan_warnings(plan, trainer))), plan.layout
 
 
 def read_count(flag: str, typed: str, notes: list[str]) -> int:

@@ -11,13 +11,14 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import PydanticUndefined
 
 from seqplan.planner.errors import SeqplanError
+from seqplan.planner.spec import Spec
 
 Built = TypeVar("Built", bound=BaseModel)
 
@@ -35,6 +36,23 @@ LayoutFlag = Annotated[
 OutputFlag = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="PLAN.yaml", help="write the pick as a plan file")
 ]
+
+
+class Ask(Spec):
+    """What `suggest` and `explain` are asked about, as typed; each field is a flag."""
+
+    cluster: str | None = Field(default=None, description="a built-in name or a YAML file")
+    gpus: int | None = Field(default=None, ge=1, description="devices in all; default: the whole cluster")
+    nodes: int | None = Field(default=None, ge=1, description="nodes, instead of --gpus")
+    seq_len: str | None = Field(default=None, description="tokens of one sequence; 4k is 4096")
+    global_batch_size: str | None = Field(default=None, description="sequences in one optimizer step")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="compute dtype; auto: the best that device and trainer have"
+    )
+    implementation: str = Field(default="seqplan", description="the trainer that has to run it")
+    hidden_dropout: float = Field(default=0.0, description="after embedding, attention and MLP")
+    attention_dropout: float = Field(default=0.0, description="on attention probabilities; needs rsa")
+    headroom: float = Field(default=0.05, description="share of the device memory to keep free")
 
 
 def flag_name(field: str) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.text import Text
 
+    from seqplan.planner.model_spec import ModelSpec
+
 NARROWEST = 80
 PIPE_WIDTH = 120
 ROOMY = 100
@@ -57,6 +59,16 @@ def show_json(answer: BaseModel | dict[str, Any]) -> None:
     """One JSON object on stdout, its schema first."""
     fields = answer if isinstance(answer, dict) else answer.model_dump(mode="json", by_alias=True)
     sys.stdout.write(json.dumps({"schema": JSON_SCHEMA, **fields}) + "\n")
+
+
+def model_counts(model: ModelSpec) -> dict[str, Any]:
+    """The parameter counts of a model, as the JSON contract names them."""
+    return {
+        "name": model.name,
+        "architecture": model.architecture,
+        "parameters": model.parameters(),
+        "parameters_without_head": model.parameters_without_head(),
+    }
 
 
 def tell(kind: str, messages: Iterable[str]) -> None:
