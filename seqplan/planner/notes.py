@@ -67,7 +67,10 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
     if limit:
         found.append(limit)
     capabilities, tp = question.implementation.capabilities, layout.tp
-    if int(capabilities.padded_vocab(question.model.vocab_size, tp)) != question.model.vocab_size:
+    if (
+        capabilities.vocab_multiple
+        and int(capabilities.padded_vocab(question.model.vocab_size, tp)) != question.model.vocab_size
+    ):
         found.append(vocab_padding(question, tp))
     per_node = question.cluster.gpus_per_node
     crossing = axes_over_nodes(question, layout) if layout.world_size == question.gpus else ()

@@ -26,13 +26,12 @@ def _world_size(question: Question, layout: Layout) -> str:
         for axis, degree in layout.degrees.items()
         if gpus * degree % world == 0 and (degree > 1 or world < gpus)
     ]
+    odd = [axis for axis, degree in layout.degrees.items() if gpus % degree]
+    if odd:
+        ways.append(f"{listed(odd)} to a divisor of {gpus} ({listed(divisors(gpus))})")
     if not ways:
         lower = listed([axis for axis, degree in layout.degrees.items() if degree > 1])
-        verb = f"lower {lower}" if world > gpus and lower else "change the degrees"
-        ways = [
-            f"{verb} until the product is {gpus} (each degree divides it: {listed(divisors(gpus), 'and')})"
-        ]
-        return f"{product} needs {world} GPUs, not {gpus}; {ways[0]}, or use {world} GPUs."
+        ways = [f"{lower or 'the degrees'} so that the product is {gpus}"]
     return f"{product} needs {world} GPUs, not {gpus}; set {listed(ways)}, or use {world} GPUs."
 
 
@@ -143,11 +142,10 @@ def _sequence(question: Question, layout: Layout) -> str:
     one = np.array([1], dtype=np.int64)
     step = int(sequence_divisor(question, sp * one, tp * one, int(layout.tp_sequence_parallel) * one)[0])
     zigzag = question.model.causal and sp > 1
-    parts = f"2 x sp={sp}, the causal zigzag split" if zigzag else f"sp={sp}"
+    parts = f"2 x sp with sp={sp}: the causal zigzag split" if zigzag else f"sp={sp}"
     if layout.tp_sequence_parallel:
-        parts = (
-            f"lcm of {'2 x ' * zigzag}sp={sp} and sp x tp={sp * tp}, as tp_sequence_parallel splits over tp"
-        )
+        chunks = "2 x sp" if zigzag else "sp"
+        parts = f"lcm of {chunks} and sp x tp with sp={sp}, tp={tp}, since tp_sequence_parallel splits over tp too"
     degrees = divisors(question.gpus)
     ok = sequence_divisor(
         question,

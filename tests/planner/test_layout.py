@@ -19,7 +19,7 @@ from seqplan.planner.layout_table import from_layout, from_layouts, num_microbat
 from tests.planner.samples import cluster, decoder, layout, old_cluster, question, trainer
 
 STAGES: list[tuple[int, int, tuple[int, ...]]] = [
-    # Layers, stages, layers of each: the ends, which hold embedding and head, never have more than the middle.
+    # Layers, stages, layers of each: the ends, which hold embedding and head, have no more than the middle.
     (30, 4, (7, 8, 8, 7)),
     (7, 2, (4, 3)),
     (10, 3, (3, 4, 3)),
