@@ -21,6 +21,10 @@ from torch.autograd import Function
 
 Group = dist.ProcessGroup
 
+# torch 2.13 renamed these two; older versions know only the second name.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class _CopyToTp(Function):
     """Forward: identity; backward: all-reduce over tp. Megatron's f."""
@@ -103,7 +107,7 @@ def _all_gather_tokens(x_BRI: Tensor, group: Group) -> Tensor:
     size = group.size()
     batch, tokens, features = x_BRI.shape
     gathered = x_BRI.new_empty(size * batch, tokens, features)
-    dist.all_gather_into_tensor(gathered, x_BRI.contiguous(), group=group)
+    _all_gather_single(gathered, x_BRI.contiguous(), group=group)
     return gathered.unflatten(0, (size, batch)).transpose(0, 1).reshape(batch, size * tokens, features)
 
 
@@ -113,7 +117,7 @@ def _reduce_scatter_tokens(x_BSO: Tensor, group: Group) -> Tensor:
     batch, tokens, features = x_BSO.shape
     by_rank = x_BSO.reshape(batch, size, tokens // size, features).transpose(0, 1)
     mine = x_BSO.new_empty(batch, tokens // size, features)
-    dist.reduce_scatter_tensor(mine, by_rank.reshape(size * batch, tokens // size, features), group=group)
+    _reduce_scatter_single(mine, by_rank.reshape(size * batch, tokens // size, features), group=group)
     return mine
 
 

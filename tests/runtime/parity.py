@@ -1,4 +1,4 @@
-"""Helpers of the parity tests: a rank's part of a whole batch, and a rank's gradients against the reference."""
+"""Helpers of the parity tests: a rank's part of a batch, and its gradients against the reference."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def make_layout(model: ModelSpec, dp: int, pp: int, tp: int, sp: int, **changes:
     """A legal layout with defaults; stages as even as the layers allow, later ones first to get one more."""
     base, more = divmod(model.num_layers, pp)
     fields: dict[str, object] = {
-        "micro_batch_size": 2,
+        "micro_batch_size": max(1, 16 // (dp * max(2, pp))),  # of 16 rows: at least 2 micro-batches
         "attention": "ring" if sp > 1 else "none",
         "schedule": "1f1b" if pp > 1 else "none",
         "precision": "fp32",

@@ -28,7 +28,7 @@ class Batch:
 
 
 def make_batch(model: ModelSpec, rows: int, seq_len: int, padded: bool, seed: int = 0) -> Batch:
-    """Random tokens; unequal counts of labels; with `padded`, rows of unequal length (the first one whole)."""
+    """Random tokens; unequal counts of labels; `padded`: rows of unequal length, the first one whole."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, model.vocab_size, (rows, seq_len), generator=generator)
     labels = torch.randint(0, model.vocab_size, (rows, seq_len), generator=generator)
@@ -98,13 +98,16 @@ def _rope(model: ModelSpec, x_BLHD: Tensor) -> Tensor:
     angles = torch.arange(x_BLHD.shape[1], dtype=torch.float64)[:, None] * model.rope_theta ** (
         -torch.arange(half, dtype=torch.float64) / half
     )
-    turned = torch.complex(x_BLHD[..., :half].double(), x_BLHD[..., half:].double()) * torch.polar(
-        torch.ones_like(angles), angles
-    )[:, None, :]
+    turned = (
+        torch.complex(x_BLHD[..., :half].double(), x_BLHD[..., half:].double())
+        * torch.polar(torch.ones_like(angles), angles)[:, None, :]
+    )
     return torch.cat((turned.real, turned.imag), dim=-1).to(x_BLHD.dtype)
 
 
-def _attention(model: ModelSpec, weights: dict[str, Tensor], name: str, x: Tensor, valid_BL: Tensor) -> Tensor:
+def _attention(
+    model: ModelSpec, weights: dict[str, Tensor], name: str, x: Tensor, valid_BL: Tensor
+) -> Tensor:
     length = x.shape[1]
     q, k, v = (_linear(weights, f"{name}.{part}", x) for part in ("query", "key", "value"))
     q, k, v = (y.unflatten(-1, (-1, model.head_dim)) for y in (q, k, v))
@@ -166,7 +169,9 @@ def mean_loss(model: ModelSpec, weights: dict[str, Tensor], batch: Batch) -> Ten
     return F.cross_entropy(out.flatten(0, 1), batch.labels.flatten(), ignore_index=-100)
 
 
-def gradients(model: ModelSpec, batch: Batch, seed: int, dtype: torch.dtype) -> tuple[float, dict[str, Tensor]]:
+def gradients(
+    model: ModelSpec, batch: Batch, seed: int, dtype: torch.dtype
+) -> tuple[float, dict[str, Tensor]]:
     """Loss and every weight's gradient at the initial weights."""
     weights = initial_weights(model, seed, dtype)
     loss = mean_loss(model, weights, batch)
