@@ -5,20 +5,17 @@ A layout may be illegal: legality.py says why, with every number, so the constru
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.spec import Spec, validation_text
+from seqplan.planner.spec import Spec
 
 if TYPE_CHECKING:  # these modules import this one
-    from seqplan.planner.cluster_spec import DeviceSpec
-    from seqplan.planner.implementation import Capabilities
     from seqplan.planner.model_spec import ModelSpec
     from seqplan.planner.question import Question
 
@@ -92,14 +89,12 @@ def default_stage_layers(model: ModelSpec, pp: int) -> tuple[int, ...]:
     return spread_layers(model.num_layers, pp)
 
 
-def best_kernel(device: DeviceSpec, trainer: Capabilities, precision: str, attention: str) -> Kernel:
-    """The best attention kernel that device and trainer have for this dtype; rsa has its own matmuls."""
-    if attention != "rsa":
-        for dtype, kernels in device.attention_kernels.items():
-            for kernel in kernels:
-                if dtype == precision and kernel in trainer.kernels:
-                    return kernel
-    return "math"
+def best_kernel(question: Question, precision: str, attention: str) -> Kernel:
+    """The best attention kernel that device and trainer have for dtype and head; rsa has its own matmuls."""
+    has = question.implementation.capabilities.kernels
+    usable = question.cluster.device.kernels(precision, question.model.head_dim)
+    found = () if attention == "rsa" else tuple(kernel for kernel in usable if kernel in has)
+    return found[0] if found else "math"
 
 
 def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
@@ -124,22 +119,15 @@ def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
     fields_.setdefault("precision", question.precision)
     if "stage_layers" not in fields_ and isinstance(pp, int) and pp >= 1:
         fields_["stage_layers"] = default_stage_layers(question.model, pp)
-    capabilities = question.implementation.capabilities
-    fields_.setdefault(
-        "kernel",
-        best_kernel(question.cluster.device, capabilities, fields_["precision"], fields_["attention"]),
-    )
+    fields_.setdefault("kernel", best_kernel(question, fields_["precision"], fields_["attention"]))
     return layout_from_fields(fields_)
 
 
 def layout_from_fields(fields: Mapping[str, Any]) -> Layout:
     """A Layout from plain values, as JSON or YAML give them; all wrong fields are named at once."""
-    try:
-        return Layout.model_validate_json(json.dumps(dict(fields)))
-    except (ValidationError, TypeError, ValueError) as error:
-        raise SeqplanError(
-            f"layout: {validation_text(error)}", "Degrees and sizes are whole numbers from 1."
-        ) from None
+    from seqplan.planner.validation import validate_spec  # pays for yaml; `--help` imports this module
+
+    return validate_spec(Layout, fields, "layout")
 
 
 _ALIASES = {"mbs": "micro_batch_size", "zero": "zero_stage", "vpp": "num_virtual_stages"}

@@ -158,13 +158,7 @@ def candidate_tables(question: Question, pins: Pins, has: Choices) -> Iterator[L
     """Every candidate, one table for each pipeline (pp, its split and schedule)."""
     options = option_columns(question, pins, has)
     kernels = [
-        KERNELS.index(
-            pins.kernel
-            or best_kernel(
-                question.cluster.device, question.implementation.capabilities, question.precision, name
-            )
-        )
-        for name in ATTENTIONS
+        KERNELS.index(pins.kernel or best_kernel(question, question.precision, name)) for name in ATTENTIONS
     ]
     for pp in pipeline_degrees(question, pins):
         columns = _columns(question, question.gpus // pp, pins, options, has)

@@ -30,7 +30,7 @@ class Question(Spec):
         device, trainer = self.cluster.device, self.implementation.capabilities
         peaks: dict[str, float] = {name: float(peak) for name, peak in device.peak_flops_per_s.items()}
         order = [name for name in ("fp32", "bf16", "fp16") if name in trainer.precisions and name in peaks]
-        usable = [name for name in order if dict(device.attention_kernels).get(name)]
+        usable = [name for name in order if device.kernels(name, 1)]
         return tuple(sorted(usable, key=lambda name: -peaks[name]))
 
     @cached_property

@@ -145,7 +145,7 @@ def _sequence(question: Question, layout: Layout) -> str:
     parts = f"2 x sp with sp={sp}: the causal zigzag split" if zigzag else f"sp={sp}"
     if layout.tp_sequence_parallel:
         chunks = "2 x sp" if zigzag else "sp"
-        parts = f"lcm of {chunks} and sp x tp with sp={sp}, tp={tp}, since tp_sequence_parallel splits over tp too"
+        parts = f"lcm of {chunks} and sp x tp with sp={sp}, tp={tp}: tp_sequence_parallel splits over tp too"
     degrees = divisors(question.gpus)
     ok = sequence_divisor(
         question,

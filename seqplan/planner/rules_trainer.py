@@ -53,36 +53,33 @@ def _zero_shard_size(question: Question, layout: Layout) -> str:
     return f"zero_shard_size={size} does not divide dp x sp={ranks}; use {listed(divisors(ranks))}."
 
 
+def _device_kernels(question: Question, precision: str) -> tuple[str, ...]:
+    return question.cluster.device.kernels(precision, question.model.head_dim)
+
+
 def _precision_on_device_broken(question: Question, table: LayoutTable) -> bool:
     device, asked = question.cluster.device, question.train.precision
-    has = table.precision in dict(device.peak_flops_per_s) and _kernels(question, table.precision)
-    return not has or asked not in ("auto", table.precision)
+    return not device.kernels(table.precision, 1) or asked not in ("auto", table.precision)
 
 
 def _precision_on_device(question: Question, layout: Layout) -> str:
     asked, device = question.train.precision, question.cluster.device
     if asked not in ("auto", layout.precision):
         return f"precision={layout.precision} in the layout, {asked} in the training; give one of them only."
-    names = [name for name in device.peak_flops_per_s if _kernels(question, name)]
+    names = [name for name in device.peak_flops_per_s if question.cluster.device.kernels(name, 1)]
     return f"{device.name} has no precision={layout.precision} for training; use {listed(names)}."
 
 
-def _kernels(question: Question, precision: str) -> tuple[str, ...]:
-    for dtype, kernels in question.cluster.device.attention_kernels.items():
-        if dtype == precision:
-            return kernels
-    return ()
-
-
 def _kernel_on_device_broken(question: Question, table: LayoutTable) -> Bools:
-    kernels = _kernels(question, table.precision)
+    kernels = _device_kernels(question, table.precision)
     return ~_one_of(table.kernel, KERNELS, (*kernels, "math"))  # plain matmuls run anywhere
 
 
 def _kernel_on_device(question: Question, layout: Layout) -> str:
-    has = dict.fromkeys((*_kernels(question, layout.precision), "math"))
+    has = dict.fromkeys((*_device_kernels(question, layout.precision), "math"))
     device = question.cluster.device.name
-    return f"{device} has no kernel={layout.kernel} for {layout.precision}; use {listed(has)}."
+    what = f"{layout.precision} with head_dim={question.model.head_dim}"
+    return f"{device} has no kernel={layout.kernel} for {what}; use {listed(has)}."
 
 
 def _hybrid_broken(question: Question, table: LayoutTable) -> Bools | bool:

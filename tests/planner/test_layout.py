@@ -105,7 +105,7 @@ def test_wrong_values_are_named_all_at_once() -> None:
     with pytest.raises(SeqplanError) as caught:
         layout(question(), dp=0, tp=True, micro_batch_size=2.5)
     for name in ("dp", "tp", "micro_batch_size"):
-        assert f"{name}: " in caught.value.message
+        assert f"{name} = " in caught.value.message
     with pytest.raises(SeqplanError, match="no field 'context_parallel'"):
         layout(question(), context_parallel=2)
 

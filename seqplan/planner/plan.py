@@ -1,0 +1,245 @@
+"""Plan: the versioned YAML that the planner writes and the runtime reads; nothing else is needed.
+
+Loading trusts nothing: keys, types, the product of the degrees and every rule of legality are checked again,
+and the estimate in the file is compared with what this version computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import Field
+
+from seqplan import __version__
+from seqplan.planner.cluster_spec import ClusterSpec, Kernel
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.implementation import Capabilities, ImplementationSpec
+from seqplan.planner.layout import Attention, Layout, Recompute, Schedule
+from seqplan.planner.legality import reasons, run_reasons
+from seqplan.planner.memory_model import memory_estimate
+from seqplan.planner.model_features import FEATURES
+from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.question import Question
+from seqplan.planner.results import MemoryEstimate, ScoredLayout, TimeEstimate
+from seqplan.planner.spec import Spec
+from seqplan.planner.strict_yaml import load_yaml
+from seqplan.planner.time_model import time_estimate
+from seqplan.planner.train_spec import TrainSpec
+from seqplan.planner.validation import validate_spec
+
+SCHEMA = "seqplan/1"
+
+SAME_ESTIMATE = 1e-3
+"""Relative difference up to which the estimate in a file counts as the one that this version makes."""
+
+
+class Estimate(Spec):
+    """What the planner expects of the run."""
+
+    memory: MemoryEstimate
+    time: TimeEstimate
+
+
+class Provenance(Spec):
+    """Which seqplan made the plan, and from what."""
+
+    seqplan_version: str
+    inputs: dict[str, str] = Field(description="name and SHA-256 of model, cluster and implementation")
+
+
+class Plan(Spec):
+    """All that a run needs, and what is expected of it."""
+
+    schema_: Literal["seqplan/1"] = Field(default="seqplan/1", alias="schema")
+    model: ModelSpec
+    cluster: ClusterSpec
+    gpus: int = Field(ge=1, description="world size; the product of the degrees")
+    train: TrainSpec
+    layout: Layout
+    implementation: str = Field(description="the trainer that the plan was made for")
+    estimate: Estimate
+    provenance: Provenance
+
+    def question(self, implementation: ImplementationSpec) -> Question:
+        """The planning problem that this plan answers."""
+        return Question(
+            model=self.model,
+            cluster=self.cluster,
+            gpus=self.gpus,
+            train=self.train,
+            implementation=implementation,
+        )
+
+
+def make_plan(question: Question, scored: ScoredLayout) -> Plan:
+    """The plan of one scored layout."""
+    assert scored.memory is not None
+    assert scored.time is not None
+    return Plan(
+        schema="seqplan/1",
+        model=question.model,
+        cluster=question.cluster,
+        gpus=question.gpus,
+        train=question.train,
+        layout=scored.layout,
+        implementation=question.implementation.name,
+        estimate=Estimate(memory=scored.memory, time=scored.time),
+        provenance=Provenance(seqplan_version=__version__, inputs=input_hashes(question)),
+    )
+
+
+def input_hashes(question: Question) -> dict[str, str]:
+    """Name and hash of each input, the hash taken over its content in one canonical form."""
+    model, cluster, trainer = question.model, question.cluster, question.implementation
+    return {
+        "model": f"{model.name} sha256:{_digest(model)}",
+        "cluster": f"{cluster.name} sha256:{_digest(cluster)}",
+        "implementation": f"{trainer.name} sha256:{_digest(trainer)}",
+    }
+
+
+def _digest(spec: Spec) -> str:
+    text = json.dumps(spec.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists of plain values on one line; no anchors, so that the text reads top to bottom."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: _Dumper, data: list[Any]) -> yaml.Node:
+    plain = not any(isinstance(item, list | dict) or " " in str(item) for item in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=plain)
+
+
+_Dumper.add_representer(list, _represent_list)
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as YAML."""
+    data = plan.model_dump(mode="json", by_alias=True)
+    head = f"# Made by seqplan {plan.provenance.seqplan_version}: train it with `seqplan run`.\n"
+    return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+def check_output_path(path: Path) -> None:
+    """Whether a plan can be written there; asked before a search, not after it."""
+    folder = path.parent
+    if path.is_dir():
+        raise SeqplanError(f"{path} is a folder.", f"Name a file in it: {path / 'plan.yaml'}.")
+    if not folder.is_dir():
+        raise SeqplanError(f"cannot write {path}: the folder {folder} does not exist.", "Make it first.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SeqplanError(
+            f"cannot write {path}: the folder {folder} is not writable.", "Choose another place."
+        )
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write the whole file or nothing: another reader or writer never sees a part of it."""
+    check_output_path(path)
+    umask = os.umask(0)
+    os.umask(umask)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = file.name
+            file.write(plan_text(plan))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+        temporary = None
+    except OSError as error:
+        raise SeqplanError(
+            f"cannot write {path}: {error.strerror or error}.", "Choose another place."
+        ) from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+LoadImplementation = Callable[[str], ImplementationSpec]
+
+
+def load_plan(path: Path, load_implementation: LoadImplementation | None = None) -> Plan:
+    """Read and check a plan. With `load_implementation` also what its trainer needs, and what a run needs."""
+    data = load_yaml(path)
+    _check_schema(path, data)
+    plan = validate_spec(Plan, data, str(path))
+    if load_implementation is None:
+        broken = reasons(plan.question(_ANY_TRAINER), plan.layout)
+    else:
+        broken = run_reasons(plan.question(load_implementation(plan.implementation)), plan.layout)
+    if broken:
+        raise SeqplanError(f"{path}: {' '.join(reason.message for reason in broken)}")
+    return plan
+
+
+def _check_schema(path: Path, data: dict[str, Any]) -> None:
+    schema = data.get("schema")
+    if schema == SCHEMA:
+        return
+    name, _, version = str(schema).partition("/")
+    if schema is None:
+        raise SeqplanError(f"{path}: no `schema`: not a plan.", f"A plan begins with schema: {SCHEMA}.")
+    if name == "seqplan" and version.isdigit() and int(version) > 1:
+        raise SeqplanError(
+            f"{path}: written by a newer seqplan (schema {schema}; this one reads {SCHEMA}).",
+            "Update seqplan, or make the plan again.",
+        )
+    raise SeqplanError(f"{path}: schema is {schema!r}, not {SCHEMA}.", "Make the plan again: suggest -o.")
+
+
+def plan_warnings(plan: Plan, implementation: ImplementationSpec) -> tuple[str, ...]:
+    """Where the file is no longer what this version would write: changed inputs, another estimate."""
+    question = plan.question(implementation)
+    found = [
+        f"the {kind} is not the one that the plan was made from: {plan.provenance.inputs.get(kind, 'none')}."
+        for kind, now in input_hashes(question).items()
+        if plan.provenance.inputs.get(kind) != now
+    ]
+    memory, time = memory_estimate(question, plan.layout), time_estimate(question, plan.layout)
+    for what, planned, now_value in (
+        ("peak memory", plan.estimate.memory.peak_bytes, memory.peak_bytes),
+        ("step time", plan.estimate.time.step_time_s, time.step_time_s),
+    ):
+        if abs(planned - now_value) > SAME_ESTIMATE * abs(now_value):
+            found.append(
+                f"the plan's {what} is {planned:.6g} and seqplan {__version__} estimates {now_value:.6g} "
+                f"({planned / now_value - 1:+.1%}; plan made by {plan.provenance.seqplan_version})."
+            )
+    return tuple(found)
+
+
+_ANY_TRAINER = ImplementationSpec(
+    name="any trainer",
+    source="no trainer's limits: only what no trainer could do",
+    capabilities=Capabilities(
+        attention=get_args(Attention),
+        kernels=get_args(Kernel),
+        schedules=get_args(Schedule),
+        recompute=get_args(Recompute),
+        zero_stages=(0, 1, 2, 3),
+        precisions=("fp32", "bf16", "fp16"),
+        tp_sequence_parallel=(False, True),
+        hybrid_sharding=True,
+        uneven_stages=True,
+        tp_copies_kv_heads=True,
+        min_microbatches_per_stage=0,
+        vocab_multiple=1,
+        model_features=FEATURES,
+    ),
+)
