@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.activations import Floats
-from seqplan.planner.collectives import Network
+from seqplan.planner.collectives import Group, Network
 from seqplan.planner.data_parallel_time import data_parallel_time
 from seqplan.planner.flops import model_flops_per_step
 from seqplan.planner.layer_time import EndTime, LayerClock, LayerTime, PassTime
@@ -174,12 +174,12 @@ def _bubble_share(table: LayoutTable) -> float:
 
 
 def _tied_reduction_s(question: Question, table: LayoutTable, network: Network) -> Any:
-    """Gradients of a tied embedding are added over first and last stage, once a step, before the reduction."""
+    """Gradients of a tied embedding are added over first and last stage, once a step."""
     if not question.model.tied_embeddings or table.pp == 1 or head_stage(table) == 0:
         return 0.0
     rows = question.implementation.capabilities.padded_vocab(question.model.vocab_size, table.tp) / table.tp
     ends = network.group(table, ("pp",))
-    pair = type(ends)(np.full(len(table), 2.0), np.where(ends.inside_node, 2.0, 1.0))
+    pair = Group(np.full(len(table), 2.0), np.where(ends.inside_node, 2.0, 1.0))
     return network.all_reduce_s(4.0 * rows * question.model.embedding_size, pair)
 
 
@@ -194,7 +194,7 @@ def _optimizer_s(clock: LayerClock, parameters: RankParameters) -> Floats:
     return np.asarray(clock.traffic_s(per_parameter * fullest))
 
 
-def _notes(layout: Layout) -> tuple[str, ...]:
+def estimate_notes(layout: Layout) -> tuple[str, ...]:
     """The assumptions that the estimate of this layout rests on."""
     notes: list[str] = []
     if layout.sp > 1:
@@ -203,7 +203,7 @@ def _notes(layout: Layout) -> tuple[str, ...]:
         window = {
             0: "the reduction runs behind the last micro-batch's backward, but for its last bucket",
             1: "the reduction runs behind the last backward, the gather behind the first forward",
-            2: "each micro-batch's reduce-scatter runs behind its backward, the gather behind the first forward",
+            2: "each micro-batch's reduction runs behind its backward, the gather behind the first forward",
             3: "each layer's gathers and reduce-scatter run behind the computation of its neighbour",
         }[layout.zero_stage]
         notes.append(f"assumed: {window}")
@@ -224,5 +224,5 @@ def time_estimate(question: Question, layout: Layout) -> TimeEstimate:
         mfu=float(times.mfu[0]),
         by_kind=by_kind,
         bubble_fraction=float(times.bubble_fraction[0]),
-        notes=_notes(layout),
+        notes=estimate_notes(layout),
     )
