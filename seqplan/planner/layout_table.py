@@ -118,10 +118,11 @@ class LayoutTable:
         )
 
 
-def num_microbatches(global_batch_size: int, dp: ArrayLike, micro_batch_size: ArrayLike) -> Ints:
+def num_microbatches(global_batch_size: ArrayLike, dp: ArrayLike, micro_batch_size: ArrayLike) -> Ints:
     """Micro-batches of one dp rank in one step; at least 1, so that an illegal layout can still be shown."""
     per_pass = np.asarray(dp, dtype=np.int64) * np.asarray(micro_batch_size, dtype=np.int64)
-    return np.maximum(global_batch_size // per_pass, 1)
+    count: Ints = np.maximum(np.asarray(global_batch_size, dtype=np.int64) // per_pass, 1)
+    return count
 
 
 def from_layouts(layouts: list[Layout], train: TrainSpec) -> LayoutTable:

@@ -32,7 +32,7 @@ class Verdict:
 def verdict(question: Question, layout: Layout) -> Verdict:
     """Every rule that the layout breaks, each with its numbers and the values that would work."""
     table = from_layout(layout, question.train)
-    broken = [rule for rule in RULES if rule.mask(question, table)[0]]
+    broken = [rule for rule in RULES if rule.breaks(question, table)]
     return Verdict(
         reasons=tuple(Reason(rule=rule.name, message=rule.message(question, layout)) for rule in broken),
         legal=all(rule.scope != "layout" for rule in broken),

@@ -25,6 +25,11 @@ class Rule:
     broken: Callable[[Question, LayoutTable], Bools | bool]
     message: Callable[[Question, Layout], str]
 
+    def breaks(self, question: Question, row: LayoutTable) -> bool:
+        """Whether the one row of a table breaks the rule."""
+        broken = self.broken(question, row)
+        return broken if isinstance(broken, bool) else bool(broken[0])
+
     def mask(self, question: Question, table: LayoutTable) -> Bools:
         """One truth value a row, also where the rule depends on what all rows share."""
         return np.broadcast_to(np.asarray(self.broken(question, table), dtype=np.bool_), (len(table),))

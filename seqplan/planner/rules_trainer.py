@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
@@ -105,8 +105,10 @@ def _uneven(question: Question, layout: Layout) -> str:
     return f"stage_layers={shown}: {name} needs stages of equal length; use pp {listed(even)}."
 
 
-def _one_of(column: Ints, names: tuple[str, ...], allowed: Iterable[str]) -> Bools:
-    return np.isin(column, [names.index(name) for name in allowed])
+def _one_of(column: Ints, names: Sequence[object], allowed: Container[object]) -> Bools:
+    """Whether each code of the column stands for an allowed name."""
+    ok: Bools = np.array([name in allowed for name in names])[column]
+    return ok
 
 
 def _unsupported(question: Question, field: str, value: object, has: Iterable[object]) -> str:
@@ -165,7 +167,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trainer_zero",
         "trainer",
-        lambda q, t: ~np.isin(t.zero_stage, q.implementation.capabilities.zero_stages),
+        lambda q, t: ~_one_of(t.zero_stage, range(4), q.implementation.capabilities.zero_stages),
         lambda q, x: _unsupported(q, "zero_stage", x.zero_stage, q.implementation.capabilities.zero_stages),
     ),
     Rule(

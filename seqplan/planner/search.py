@@ -6,11 +6,11 @@ import time
 
 from seqplan.planner.layout import AXES, Layout
 from seqplan.planner.layout_space import check_pins, trainer_choices
-from seqplan.planner.legality import verdict
+from seqplan.planner.legality import Verdict, verdict
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.notes import assumptions, layout_warnings, position_warning, vocab_padding
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.results import Reason, ScoredLayout, Suggestion
+from seqplan.planner.results import MemoryEstimate, Reason, ScoredLayout, Suggestion, TimeEstimate
 from seqplan.planner.scan import memory_text, scan
 from seqplan.planner.time_model import time_estimate
 from seqplan.planner.what_if import what_would_be_legal, what_would_fit
@@ -19,26 +19,36 @@ from seqplan.planner.what_if import what_would_be_legal, what_would_fit
 def score(question: Question, layout: Layout) -> ScoredLayout:
     """One layout with every broken rule, its memory of every stage and its time; legal or not."""
     found = verdict(question, layout)
-    reasons, warnings = found.reasons, layout_warnings(question, layout)
     if not found.legal:
-        return ScoredLayout(
-            layout=layout, legal=False, fits=False, runnable=False, reasons=reasons, warnings=warnings
-        )
-    memory = memory_estimate(question, layout)
-    fits = all(stage.peak_bytes <= memory.limit_bytes for stage in memory.stages)
-    if not fits:
-        worst = memory.stages[memory.worst_stage]
-        message = memory_text(worst.stage, worst.peak_bytes, memory.limit_bytes, worst.by_kind)
-        reasons = (*reasons, Reason(rule="memory", message=message))
+        return scored_layout(question, layout, found, None, None)
+    memory, step = memory_estimate(question, layout), time_estimate(question, layout)
+    return scored_layout(question, layout, found, memory, step)
+
+
+def scored_layout(
+    question: Question,
+    layout: Layout,
+    found: Verdict,
+    memory: MemoryEstimate | None,
+    step: TimeEstimate | None,
+) -> ScoredLayout:
+    """The parts of a score put together; memory and time only where the layout is legal."""
+    reasons, fits = found.reasons, False
+    if memory is not None:
+        fits = all(stage.peak_bytes <= memory.limit_bytes for stage in memory.stages)
+        if not fits:
+            worst = memory.stages[memory.worst_stage]
+            message = memory_text(worst.stage, worst.peak_bytes, memory.limit_bytes, worst.by_kind)
+            reasons = (*reasons, Reason(rule="memory", message=message))
     return ScoredLayout(
         layout=layout,
-        legal=True,
+        legal=found.legal,
         fits=fits,
         runnable=found.runnable,
         reasons=reasons,
-        warnings=warnings,
+        warnings=layout_warnings(question, layout),
         memory=memory,
-        time=time_estimate(question, layout),
+        time=step,
     )
 
 

@@ -1,0 +1,204 @@
+"""`score`: many cases at once, one JSON object a line in and out; a bad case is an error of its own.
+
+Models, clusters and trainers are read once. Cases are taken in blocks; those of a block that share model,
+devices, sequence length and pipeline become rows of one LayoutTable, so thousands cost little more than
+one. Answers come in the order of the cases.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.estimates import memory_estimates, time_estimates
+from seqplan.planner.implementation import ImplementationSpec
+from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.layout_table import from_layouts, num_microbatches, pipeline_key
+from seqplan.planner.legality import verdict
+from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.question import Question
+from seqplan.planner.results import JSON_SCHEMA, MemoryEstimate, TimeEstimate
+from seqplan.planner.search import scored_layout
+from seqplan.planner.train_spec import TrainSpec
+from seqplan.planner.validation import validate_spec
+
+BLOCK = 4096
+"""Cases that are read before the first of them is answered."""
+
+CASE_KEYS = ("id", "model", "cluster", "gpus", "train", "layout", "implementation")
+NEEDED_LAYOUT = ("dp", "pp", "tp", "sp", "micro_batch_size")
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """How names become specs. The planner does not know the profiles; the command line hands these in."""
+
+    model: Callable[[str], ModelSpec]
+    hf_config: Callable[[Mapping[str, Any]], ModelSpec]
+    cluster: Callable[[str], ClusterSpec]
+    implementation: Callable[[str], ImplementationSpec]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One readable case."""
+
+    place: int
+    id: Any
+    question: Question
+    layout: Layout
+
+
+class _Reader:
+    """Lines to cases; what was read once is kept."""
+
+    def __init__(self, loaders: Loaders) -> None:
+        self.loaders = loaders
+        self.kept: dict[tuple[str, str], Any] = {}
+
+    def case(self, place: int, data: Mapping[str, Any]) -> _Case:
+        missing = [key for key in CASE_KEYS[1:] if key not in data and key != "implementation"]
+        unknown = [key for key in data if key not in CASE_KEYS]
+        if missing or unknown:
+            problems = [f"missing {', '.join(missing)}"] * bool(missing)
+            problems += [f"unknown key {', '.join(unknown)}"] * bool(unknown)
+            raise SeqplanError(f"case: {'; '.join(problems)}.", f"A case has {', '.join(CASE_KEYS)}.")
+        asked = {key: value for key, value in data.items() if key not in ("id", "layout")}
+        question = self._keep("question", asked, self._question)
+        given = data["layout"]
+        absent = [key for key in NEEDED_LAYOUT if not isinstance(given, dict) or given.get(key) is None]
+        if absent:
+            raise SeqplanError(f"layout: missing {', '.join(absent)}.", "The other fields have defaults.")
+        return _Case(place, data.get("id"), question, complete_layout(question, given))
+
+    def _question(self, data: Mapping[str, Any]) -> Question:
+        gpus = data["gpus"]
+        if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
+            raise SeqplanError(f"gpus = {gpus!r} must be a whole number from 1.")
+        return Question(
+            model=self._keep("model", data["model"], self._model),
+            cluster=self._keep("cluster", data["cluster"], self._cluster),
+            gpus=gpus,
+            train=self._keep("train", data["train"], self._train),
+            implementation=self._keep("trainer", data.get("implementation") or "seqplan", self._trainer),
+        )
+
+    def _keep(self, kind: str, raw: Any, read: Callable[[Any], Any]) -> Any:
+        key = (kind, json.dumps(raw, sort_keys=True))
+        if key not in self.kept:
+            try:
+                self.kept[key] = read(raw)
+            except SeqplanError as error:
+                self.kept[key] = error
+        found = self.kept[key]
+        if isinstance(found, SeqplanError):
+            raise found
+        return found
+
+    def _model(self, raw: Any) -> ModelSpec:
+        if isinstance(raw, str):
+            return self.loaders.model(raw)
+        if isinstance(raw, dict) and set(raw) == {"hf_config"} and isinstance(raw["hf_config"], dict):
+            return self.loaders.hf_config(raw["hf_config"])
+        return _spec(ModelSpec, raw, "model", "a name, a path, {hf_config: {...}} or the fields of a model")
+
+    def _cluster(self, raw: Any) -> ClusterSpec:
+        if isinstance(raw, str):
+            return self.loaders.cluster(raw)
+        return _spec(ClusterSpec, raw, "cluster", "a name, a path or the fields of a cluster")
+
+    def _train(self, raw: Any) -> TrainSpec:
+        return _spec(TrainSpec, raw, "train", "an object with seq_len, global_batch_size, ...")
+
+    def _trainer(self, raw: Any) -> ImplementationSpec:
+        if not isinstance(raw, str):
+            raise SeqplanError(f"implementation = {raw!r} must be a name.")
+        return self.loaders.implementation(raw)
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _spec(spec: type[_Model], raw: Any, where: str, wanted: str) -> _Model:
+    if not isinstance(raw, dict):
+        raise SeqplanError(f"{where}: must be {wanted}.")
+    return validate_spec(spec, raw, where)
+
+
+def score_cases(lines: Iterable[str], loaders: Loaders) -> Iterator[dict[str, Any]]:
+    """One answer for each line that is not blank, in their order."""
+    reader = _Reader(loaders)
+    numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    while block := list(islice(numbered, BLOCK)):
+        yield from _score_block(reader, block)
+
+
+def _score_block(reader: _Reader, block: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    answers: list[dict[str, Any]] = [{} for _ in block]
+    groups: dict[tuple[Any, ...], list[_Case]] = {}
+    for place, (number, line) in enumerate(block):
+        case_id: Any = None
+        try:
+            data = _parse(number, line)
+            case_id = data.get("id")
+            case = reader.case(place, data)
+        except SeqplanError as error:
+            answers[place] = _error(case_id, error)
+            continue
+        groups.setdefault(_group_key(case), []).append(case)
+    for cases in groups.values():
+        for case, answer in zip(cases, _score_group(cases), strict=True):
+            answers[case.place] = {"schema": JSON_SCHEMA, "id": case.id, **answer}
+    return answers
+
+
+def _parse(number: int, line: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise SeqplanError(f"line {number}: not JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise SeqplanError(f"line {number}: a case is a JSON object, not {type(data).__name__}.")
+    return data
+
+
+def _error(case_id: Any, error: SeqplanError) -> dict[str, Any]:
+    return {"schema": JSON_SCHEMA, "id": case_id, "error": {"message": error.message, "hint": error.hint}}
+
+
+def _group_key(case: _Case) -> tuple[Any, ...]:
+    """What must be equal for cases to be rows of one table: all that the formulas read as plain numbers."""
+    asked, train = case.question, case.question.train
+    nodes = min(asked.gpus, asked.cluster.gpus_per_node + 1)  # how full one node is, or more than one node
+    numerics = train.model_copy(update={"global_batch_size": 1})
+    specs = (id(asked.model), id(asked.cluster), id(asked.implementation))
+    return (*specs, nodes, numerics.model_dump_json(), *pipeline_key(case.layout))
+
+
+def _score_group(cases: list[_Case]) -> list[dict[str, Any]]:
+    verdicts = [verdict(case.question, case.layout) for case in cases]
+    legal = [case for case, found in zip(cases, verdicts, strict=True) if found.legal]
+    estimates = iter(_estimates(legal)) if legal else iter(())
+    answers = []
+    for case, found in zip(cases, verdicts, strict=True):
+        memory, time = next(estimates) if found.legal else (None, None)
+        scored = scored_layout(case.question, case.layout, found, memory, time)
+        answers.append(scored.model_dump(mode="json"))
+    return answers
+
+
+def _estimates(cases: list[_Case]) -> list[tuple[MemoryEstimate, TimeEstimate]]:
+    """Memory and time of legal cases of one group, as rows of one table."""
+    asked = [case.question for case in cases]
+    table = from_layouts([case.layout for case in cases], asked[0].train)
+    batches = [question.train.global_batch_size for question in asked]
+    table = replace(table, num_microbatches=num_microbatches(batches, table.dp, table.micro_batch_size))
+    times = time_estimates(asked[0], table, asked)
+    return list(zip(memory_estimates(asked[0], table), times, strict=True))
