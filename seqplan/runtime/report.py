@@ -117,6 +117,9 @@ def device_matches(plan: Plan, device: torch.device) -> bool:
     planned = plan.cluster.device
     if device.type == "cpu":
         return planned.kind == "cpu"
-    model = re.split(r"[^A-Za-z0-9]", planned.name)[0].lower()
-    actual = torch.cuda.get_device_name(device).lower()
-    return planned.kind != "cpu" and model in re.split(r"[^a-z0-9]+", actual)
+    words = re.split(r"[^a-z0-9]+", planned.name.lower())
+    actual = re.split(r"[^a-z0-9]+", torch.cuda.get_device_name(device).lower())
+    model = next((word for word in words if re.search(r"\d", word)), None)
+    # The PCIe card of a generation can be slower than the SXM module; torch names the former only.
+    other_form = ("pcie" in words and "pcie" not in actual) or ("sxm" in words and "pcie" in actual)
+    return planned.kind != "cpu" and model in actual and not other_form

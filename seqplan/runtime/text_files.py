@@ -51,7 +51,7 @@ class TextFiles:
         skipped = 0
         for source in map(Path, sources):
             if source.is_dir():
-                for path in _walk(source):
+                for path in sorted(_walk(source)):
                     size, fault = _inspect(path)
                     skipped += bool(fault) or size == 0
                     if not fault and size:
@@ -87,10 +87,10 @@ class TextFiles:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Text files below `folder`, sorted by path; hidden folders and byte-code caches left out."""
+    """Text files below `folder`; hidden folders and byte-code caches left out."""
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        for name in sorted(files):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        for name in files:
             if not name.startswith(".") and Path(name).suffix.lower() in TEXT_SUFFIXES:
                 yield Path(place, name)
 
