@@ -17,12 +17,16 @@ Part = tuple[tuple[int | slice, ...], Tensor]
 
 
 class Hand:
-    """The block in hand, by name, and the buffers into which the next one is received."""
+    """The block in hand, by name, and the buffers into which the next one is received.
+
+    Takes over `blocks`: they are overwritten when the ring turns.
+    """
 
     def __init__(self, blocks: dict[str, Tensor], valid_BS: Tensor | None) -> None:
         self._here = dict(blocks)
         if valid_BS is not None:
             self._here["valid"] = valid_BS.to(torch.uint8, copy=True, memory_format=torch.contiguous_format)
+        assert all(block.is_contiguous() for block in self._here.values())
         self._there = {name: torch.empty_like(block) for name, block in self._here.items()}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -59,8 +63,8 @@ def gradients_home(
 
     `compute(step)` returns this rank's part of the gradient of the block in hand (at step 0 nothing: its own
     block's part stays home). The gradient of the block that was in hand one step ago travels together with the
-    block in hand, and the part of this rank is added to what arrives. After the last step one more hop brings
-    every gradient home: size - 1 hops for the blocks and size - 1 for the gradients.
+    block in hand, and the part of this rank is added to what arrives. After the last step one more hop
+    brings every gradient home: size - 1 hops for the blocks and size - 1 for the gradients.
     """
     if ring.size == 1:
         assert compute(0) == []
