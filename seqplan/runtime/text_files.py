@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from seqplan.planner.errors import SeqplanError
 
 _SUFFIXES = """
-.txt .text .md .rst .tex .org .adoc .html .htm .xml .json .jsonl .csv .tsv .yaml .yml .toml .ini .cfg .log .srt
+.txt .md .rst .tex .org .adoc .html .htm .xml .json .jsonl .csv .tsv .yaml .yml .toml .ini .cfg .log .srt
 .py .pyi .c .h .cc .cpp .hpp .cu .java .js .ts .go .rs .rb .pl .lua .sh .sql .r .jl .f90 .scala .kt .swift .cs
 .php .hs .ml
 """
