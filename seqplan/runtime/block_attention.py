@@ -12,69 +12,14 @@ kv head h // (H / K), as F.scaled_dot_product_attention with enable_gqa does), D
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from seqplan.planner.errors import SeqplanError
-
-KERNELS = ("flash", "efficient", "math")
+from seqplan.runtime.block_masks import Block, accumulation_dtype, finite_lse
+from seqplan.runtime.cuda_attention import cuda_flash_backward, efficient_backward, efficient_forward
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Block:
-    """How one block is masked and scaled. Causal blocks are square and aligned: query i sees keys 0 to i."""
-
-    kernel: str
-    scale: float
-    causal: bool = False
-    valid_BT: Tensor | None = None
-    """Keys that are not padding; None: all."""
-
-    def row_sees_a_key(self, num_queries: int) -> Tensor | None:
-        """Which rows see at least one key. -> [B, 1, S or 1] bool, None where all do."""
-        if self.valid_BT is None:
-            return None
-        if self.causal:
-            return (self.valid_BT.cumsum(-1) > 0)[:, None, :num_queries]
-        return self.valid_BT.any(-1)[:, None, None]
-
-    def key_bias(self, like: Tensor) -> Tensor | None:
-        """Padding as an additive mask: the CPU kernel takes no boolean one. -> [B, 1, 1, T]"""
-        if self.valid_BT is None:
-            return None
-        bias = torch.zeros(self.valid_BT.shape, dtype=like.dtype, device=like.device)
-        return bias.masked_fill_(~self.valid_BT, -math.inf)[:, None, None, :]
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def require_kernel(kernel: str, device: torch.device, dtype: torch.dtype, head_dim: int, padded: bool) -> None:
-    """SeqplanError where `kernel` cannot compute on this device."""
-    if kernel not in KERNELS:
-        raise SeqplanError(f"kernel={kernel!r} is not known", f"Set one of {', '.join(KERNELS)}.")
-    cuda = device.type == "cuda"
-    if kernel == "efficient" and not cuda:
-        raise SeqplanError(f"kernel=efficient needs a CUDA device, not {device.type}", "Set flash or math.")
-    if kernel == "flash" and cuda and dtype not in (torch.float16, torch.bfloat16):
-        raise SeqplanError(f"kernel=flash has no {dtype} on CUDA", "Set efficient or math, or precision bf16.")
-    if kernel == "flash" and cuda and padded:
-        raise SeqplanError("kernel=flash takes no padding mask on CUDA", "Set efficient or math.")
-    if kernel == "flash" and cuda and (head_dim % 8 or head_dim > 256):
-        raise SeqplanError(
-            f"kernel=flash needs a head_dim that is a multiple of 8 and at most 256, not {head_dim}",
-            "Set math.",
-        )
-    if kernel == "efficient" and head_dim * dtype.itemsize % 16:
-        raise SeqplanError(
-            f"kernel=efficient needs rows of 16 bytes, not head_dim={head_dim} in {dtype}", "Set math."
-        )
 
 
 def block_forward(q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, block: Block) -> tuple[Tensor, Tensor]:
@@ -82,7 +27,7 @@ def block_forward(q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, block: Block) 
     if block.kernel == "math":
         out, lse = _math_forward(q_BHSD, k_BKTD, v_BKTD, block)
     elif block.kernel == "efficient":
-        out, lse = _efficient_forward(q_BHSD, k_BKTD, v_BKTD, block)
+        out, lse = efficient_forward(q_BHSD, k_BKTD, v_BKTD, block)
     elif q_BHSD.device.type == "cuda":
         out, lse = aten._scaled_dot_product_flash_attention(
             q_BHSD, k_BKTD, v_BKTD, 0.0, block.causal, False, scale=block.scale
@@ -117,9 +62,9 @@ def block_backward(
     if block.kernel == "math":
         return _math_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
     if block.kernel == "efficient":
-        return _efficient_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
+        return efficient_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
     if q_BHSD.device.type == "cuda":
-        return _cuda_flash_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
+        return cuda_flash_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dout_BHSD,
         q_BHSD,
@@ -133,9 +78,6 @@ def block_backward(
         scale=block.scale,
     )
     return dq, dk, dv
-
-
-# --- math ---------------------------------------------------------------------------------------------
 
 
 def _grouped(x_BHSD: Tensor, kv_heads: int, dtype: torch.dtype) -> Tensor:
@@ -167,7 +109,13 @@ def _math_forward(q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, block: Block) 
 
 
 def _math_backward(
-    dout_BHSD: Tensor, q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, out_BHSD: Tensor, lse_BHS: Tensor, block: Block
+    dout_BHSD: Tensor,
+    q_BHSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    out_BHSD: Tensor,
+    lse_BHS: Tensor,
+    block: Block,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = accumulation_dtype(q_BHSD.dtype)
     K, S = k_BKTD.shape[1], q_BHSD.shape[2]
@@ -181,107 +129,3 @@ def _math_backward(
     dk = torch.matmul(dscores.transpose(2, 3), q).mul_(block.scale)
     dtype = q_BHSD.dtype
     return dq.to(dtype).view(q_BHSD.shape), dk.to(dtype), dv.to(dtype)
-
-
-def finite_lse(lse: Tensor) -> Tensor:
-    """0 in place of -inf: exp(-inf - 0) is 0, where exp(-inf - -inf) would be NaN."""
-    return lse.masked_fill(lse == -math.inf, 0.0)
-
-
-# --- CUDA ---------------------------------------------------------------------------------------------
-# From torch's operator signatures; the tests of these are marked `gpu`.
-
-
-def _cuda_flash_backward(
-    dout_BHSD: Tensor, q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, out_BHSD: Tensor, lse_BHS: Tensor, block: Block
-) -> tuple[Tensor, Tensor, Tensor]:
-    # Without dropout the random state is not read; without nested tensors neither are the cumulative lengths.
-    no_state = torch.zeros(2, dtype=torch.uint64, device=q_BHSD.device)
-    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
-        dout_BHSD,
-        q_BHSD,
-        k_BKTD,
-        v_BKTD,
-        out_BHSD,
-        lse_BHS.contiguous(),
-        None,
-        None,
-        q_BHSD.shape[2],
-        k_BKTD.shape[2],
-        0.0,
-        block.causal,
-        no_state,
-        no_state,
-        scale=block.scale,
-    )
-    return dq, dk, dv
-
-
-LSE_ALIGNMENT = 32
-"""The memory-efficient kernel keeps lse rows in multiples of this (kAlignLSE in torch's kernel_forward.h)."""
-
-BIAS_ALIGNMENT = 16
-"""Elements that the last dimension of its bias must be padded to (torch's pad_bias in sdp_utils)."""
-
-
-def _expand_kv(x_BKTD: Tensor, query_heads: int) -> Tensor:
-    """Copies kv heads for a kernel without grouped queries. [B, K, T, D] -> [B, H, T, D]"""
-    return x_BKTD.repeat_interleave(query_heads // x_BKTD.shape[1], dim=1)
-
-
-def _sum_kv(dx_BHTD: Tensor, kv_heads: int) -> Tensor:
-    """The gradient of `_expand_kv`, summed in the accumulation dtype. -> [B, K, T, D]"""
-    B, H, T, D = dx_BHTD.shape
-    wide = dx_BHTD.view(B, kv_heads, H // kv_heads, T, D).sum(2, dtype=accumulation_dtype(dx_BHTD.dtype))
-    return wide.to(dx_BHTD.dtype)
-
-
-def _aligned_bias(q_BHSD: Tensor, block: Block) -> Tensor | None:
-    """The padding bias, expanded to [B, H, S, T] without memory, its rows aligned."""
-    bias = block.key_bias(q_BHSD)
-    if bias is None:
-        return None
-    T = bias.shape[-1]
-    aligned = torch.nn.functional.pad(bias, (0, -T % BIAS_ALIGNMENT))[..., :T]
-    return aligned.expand(*q_BHSD.shape[:3], T)
-
-
-def _efficient_forward(q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, block: Block) -> tuple[Tensor, Tensor]:
-    B, H, S, D = q_BHSD.shape
-    out, lse = aten._scaled_dot_product_efficient_attention(
-        q_BHSD,
-        _expand_kv(k_BKTD, H),
-        _expand_kv(v_BKTD, H),
-        _aligned_bias(q_BHSD, block),
-        True,
-        0.0,
-        block.causal,
-        scale=block.scale,
-    )[:2]
-    return out, lse[..., :S]
-
-
-def _efficient_backward(
-    dout_BHSD: Tensor, q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, out_BHSD: Tensor, lse_BHS: Tensor, block: Block
-) -> tuple[Tensor, Tensor, Tensor]:
-    B, H, S, D = q_BHSD.shape
-    K = k_BKTD.shape[1]
-    # Rows beyond S do not exist: +inf makes their probabilities 0, as the kernel's own forward leaves them.
-    lse = torch.nn.functional.pad(lse_BHS, (0, -S % LSE_ALIGNMENT), value=math.inf)
-    no_state = torch.zeros((), dtype=torch.int64, device=q_BHSD.device)
-    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        dout_BHSD,
-        q_BHSD,
-        _expand_kv(k_BKTD, H),
-        _expand_kv(v_BKTD, H),
-        _aligned_bias(q_BHSD, block),
-        out_BHSD,
-        lse,
-        no_state,
-        no_state,
-        0.0,
-        [True, True, True, False],
-        block.causal,
-        scale=block.scale,
-    )
-    return dq, _sum_kv(dk, K), _sum_kv(dv, K)

@@ -1,13 +1,13 @@
 """The ring of sp ranks: post an exchange with both neighbours, compute, wait.
 
 Every rank sends to the next and receives from the previous one, all transfers of a hop in one
-batch_isend_irecv and in one fixed order: blocking sends dead-lock (gloo's are a rendezvous even for 4 kB), and
-with two ranks next and previous are the same peer, so only the order tells two messages apart.
+batch_isend_irecv and in one fixed order: blocking sends dead-lock (gloo's are a rendezvous even for 4 kB),
+and with two ranks next and previous are the same peer, so only the order tells two messages apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed import distributed_c10d
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class Ring:
     @classmethod
     def named(cls, group_name: str) -> Ring:
         """The ring of a group's registered name; "" is a ring of one. (Custom operators take no group.)"""
-        return cls(_resolve_process_group(group_name) if group_name else None)
+        resolve: Callable[[str], dist.ProcessGroup] = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009
+        return cls(resolve(group_name) if group_name else None)
 
     @property
     def group_name(self) -> str:
@@ -113,9 +114,9 @@ class Ring:
             return
         if dist.get_backend(self.group) != "fake":  # a fake group exchanges nothing
             mine = torch.tensor(numbers, dtype=torch.int64, device=device)
-            all_numbers = torch.empty(self.size * len(numbers), dtype=torch.int64, device=device)
-            dist.all_gather_into_tensor(all_numbers, mine, group=self.group)
-            by_rank = [tuple(row) for row in all_numbers.view(self.size, len(numbers)).tolist()]
+            gathered = [torch.empty_like(mine) for _ in range(self.size)]
+            dist.all_gather(gathered, mine, group=self.group)
+            by_rank = [tuple(row.tolist()) for row in gathered]
             assert len(set(by_rank)) == 1, f"{what} differs between the sp ranks: {by_rank}"
         _agreed.add((self.group_name, what, numbers))
 

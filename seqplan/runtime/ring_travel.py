@@ -63,7 +63,7 @@ def gradients_home(
 
     `compute(step)` returns this rank's part of the gradient of the block in hand (at step 0 nothing: its own
     block's part stays home). The gradient of the block that was in hand one step ago travels together with the
-    block in hand, and the part of this rank is added to what arrives. After the last step one more hop
+    block in hand, and this rank adds its part to what arrives. After the last step one more hop
     brings every gradient home: size - 1 hops for the blocks and size - 1 for the gradients.
     """
     if ring.size == 1:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def chunks(seq_len: int, sp: int, sp_rank: int, causal: bool) -> list[tuple[int, int]]:
-    """The global [start, stop) ranges that `sp_rank` holds, in the order in which it holds them (ascending)."""
+    """The global [start, stop) ranges that `sp_rank` holds, in its (ascending) order."""
     assert 0 <= sp_rank < sp, f"sp_rank {sp_rank} of {sp}"
     pieces = 2 * sp if causal else sp
     assert seq_len % pieces == 0, (
