@@ -25,6 +25,12 @@ AXES: tuple[str, ...] = ("dp", "pp", "tp", "sp")
 DEFAULT_MESH_ORDER: tuple[str, ...] = ("pp", "dp", "sp", "tp")
 """Outermost to innermost: tp and then sp stay inside a node, where links are fastest."""
 
+LARGEST_DEGREE = 2**22
+"""Four million ranks: a larger degree is a slip, and products of degrees would leave 64-bit integers."""
+
+LARGEST_COUNT = 2**40
+"""The same for counts of sequences and layers."""
+
 Attention = Literal["none", "ring", "rsa"]
 Kernel = Literal["flash", "efficient", "math"]
 Schedule = Literal["none", "1f1b", "interleaved", "zbv", "gpipe"]
@@ -34,22 +40,26 @@ Recompute = Literal["none", "selective", "full"]
 class Layout(Spec):
     """One complete choice. Degrees multiply to the world size."""
 
-    dp: int = Field(ge=1, description="data-parallel replicas")
-    pp: int = Field(ge=1, description="pipeline stages")
-    tp: int = Field(ge=1, description="tensor-parallel ranks")
-    sp: int = Field(ge=1, description="ring sequence-parallel ranks")
-    micro_batch_size: int = Field(ge=1, description="sequences in one micro-batch of one dp rank")
+    dp: int = Field(ge=1, le=LARGEST_DEGREE, description="data-parallel replicas")
+    pp: int = Field(ge=1, le=LARGEST_DEGREE, description="pipeline stages")
+    tp: int = Field(ge=1, le=LARGEST_DEGREE, description="tensor-parallel ranks")
+    sp: int = Field(ge=1, le=LARGEST_DEGREE, description="ring sequence-parallel ranks")
+    micro_batch_size: int = Field(
+        ge=1, le=LARGEST_COUNT, description="sequences in one micro-batch of one dp rank"
+    )
     attention: Attention = Field(default="none", description="none: plain (sp = 1); ring; rsa")
     kernel: Kernel = Field(default="flash", description="what computes a block of attention")
     schedule: Schedule = Field(default="none", description="pipeline schedule; none where pp = 1")
-    num_virtual_stages: int = Field(default=1, ge=1, description="interleaved chunks a rank")
+    num_virtual_stages: int = Field(
+        default=1, ge=1, le=LARGEST_DEGREE, description="interleaved chunks a rank"
+    )
     recompute: Recompute = "none"
     recompute_layers: int | None = Field(
-        default=None, ge=0, description="how many of a stage's layers; None: all"
+        default=None, ge=0, le=LARGEST_COUNT, description="how many of a stage's layers; None: all"
     )
     zero_stage: Literal[0, 1, 2, 3] = 0
     zero_shard_size: int | None = Field(
-        default=None, ge=1, description="ranks of dp x sp that share states; None: all"
+        default=None, ge=1, le=LARGEST_COUNT, description="ranks of dp x sp that share states; None: all"
     )
     precision: Literal["fp32", "bf16", "fp16"]
     tp_sequence_parallel: bool = False
@@ -85,7 +95,7 @@ def spread_layers(num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def default_stage_layers(model: ModelSpec, pp: int) -> tuple[int, ...]:
-    """Layers of each stage where the user says none."""
+    """Layers of each stage where the user says none; pp is at most the number of layers."""
     return spread_layers(model.num_layers, pp)
 
 
@@ -117,8 +127,9 @@ def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
     fields_.setdefault("attention", "rsa" if dropout else "none" if sp == 1 else "ring")
     fields_.setdefault("schedule", "none" if pp == 1 else "1f1b")
     fields_.setdefault("precision", question.precision)
-    if "stage_layers" not in fields_ and isinstance(pp, int) and pp >= 1:
-        fields_["stage_layers"] = default_stage_layers(question.model, pp)
+    if "stage_layers" not in fields_:
+        stages = min(pp, question.model.num_layers) if isinstance(pp, int) and pp >= 1 else 1
+        fields_["stage_layers"] = default_stage_layers(question.model, stages)
     fields_.setdefault("kernel", best_kernel(question, fields_["precision"], fields_["attention"]))
     return layout_from_fields(fields_)
 

@@ -103,7 +103,7 @@ def stage_splits(question: Question, pp: int, pins: Pins) -> list[tuple[int, ...
     if pins.stage_layers is not None:
         return [pins.stage_layers]
     model = question.model
-    splits = [default_stage_layers(model, pp)]
+    splits = [default_stage_layers(model, min(pp, model.num_layers))]  # more stages fall to a rule
     if pp > 1 and question.implementation.capabilities.uneven_stages:
         head = model.head_matmul_parameters / model.layer_matmul_parameters
         last = round((model.num_layers + head) / pp - head)

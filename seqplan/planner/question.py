@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.layout import Attention, Kernel, Recompute, Schedule
+from seqplan.planner.layout import LARGEST_DEGREE, Attention, Kernel, Recompute, Schedule
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.spec import Spec
 from seqplan.planner.train_spec import TrainSpec
@@ -23,6 +24,14 @@ class Question(Spec):
     gpus: int = Field(ge=1)
     train: TrainSpec
     implementation: ImplementationSpec
+
+    @model_validator(mode="after")
+    def _sane(self) -> Question:
+        if self.gpus > LARGEST_DEGREE:
+            raise SeqplanError(
+                f"gpus={self.gpus} is more than {LARGEST_DEGREE}.", "Give the number of devices."
+            )
+        return self
 
     @cached_property
     def usable_precisions(self) -> tuple[str, ...]:

@@ -7,15 +7,15 @@ import math
 import numpy as np
 
 from seqplan.planner.integers import divisors, listed, multiples_around
-from seqplan.planner.layout import Layout
+from seqplan.planner.layout import AXES, Layout
 from seqplan.planner.layout_table import Bools, Ints, LayoutTable
 from seqplan.planner.question import Question
 from seqplan.planner.rule import Rule
 
 
 def _world_size_broken(question: Question, table: LayoutTable) -> Bools:
-    wrong: Bools = table.world_size != question.gpus
-    return wrong
+    product = math.prod(table.degree(axis).astype(np.float64) for axis in AXES)  # cannot overflow
+    return np.asarray(product != question.gpus)
 
 
 def _world_size(question: Question, layout: Layout) -> str:

@@ -17,13 +17,17 @@ PRECISION_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 class TrainSpec(Spec):
     """The batch and the numerics of one training job; nothing here depends on the layout."""
 
-    seq_len: int = Field(ge=1, description="tokens of one sequence, over all sp ranks")
-    global_batch_size: int = Field(ge=1, description="sequences in one optimizer step, over all dp ranks")
+    seq_len: int = Field(ge=1, le=2**40, description="tokens of one sequence, over all sp ranks")
+    global_batch_size: int = Field(
+        ge=1, le=2**40, description="sequences in one optimizer step, over all dp ranks"
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="compute dtype; auto is the best that device and trainer both have"
     )
     optimizer: Literal["adamw"] = Field(default="adamw", description="fp32 first and second moments")
-    hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="after attention, MLP and embedding")
+    hidden_dropout: float = Field(
+        default=0.0, ge=0.0, lt=1.0, description="after attention, MLP and embedding"
+    )
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="on attention probabilities")
     headroom_fraction: float = Field(
         default=0.0, ge=0.0, lt=1.0, description="share of the device memory that the user keeps free"
