@@ -26,6 +26,10 @@ MIN_MEMORY_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 2**46
 """64 TiB: a device with more is bytes where gigabytes were meant, or the like."""
 
+MIN_LINK_BYTES_PER_S, MAX_LINK_BYTES_PER_S = 1e6, 1e14
+MAX_LATENCY_S = 1.0
+"""Beyond these a link is a number in the wrong unit (200 for 200 GB/s, 2 for 2 us)."""
+
 FIRST_SM_WITH_BF16 = 80
 """Compute capability 8.0 (NVIDIA A100 whitepaper, 2020: bf16 is new in it)."""
 
@@ -106,6 +110,19 @@ class LinkSpec(Spec):
     latency_s: Quantity = Field(description="of one message or one step of a ring")
     efficiency: ShareQuantity = Field(description="share of bytes_per_s that a large transfer reaches")
 
+    @model_validator(mode="after")
+    def _plausible(self) -> LinkSpec:
+        broken = []
+        if not MIN_LINK_BYTES_PER_S <= self.bytes_per_s <= MAX_LINK_BYTES_PER_S:
+            broken.append(
+                f"bytes_per_s = {self.bytes_per_s:g} is no link's rate; write it as 50 GB/s or 400 Gb/s"
+            )
+        if self.latency_s >= MAX_LATENCY_S:
+            broken.append(f"latency_s = {self.latency_s:g} seconds is no link's latency; write it as 5 us")
+        if broken:
+            raise ValueError("; ".join(broken))
+        return self
+
 
 class ClusterSpec(Spec):
     """Nodes of equal devices, a link inside the node and one between nodes."""
@@ -123,6 +140,14 @@ class ClusterSpec(Spec):
     cores_per_node: int | None = Field(
         default=None, ge=1, description="CPU devices only: cores that the ranks of a node share"
     )
+
+    @model_validator(mode="after")
+    def _cores_of_cpus(self) -> ClusterSpec:
+        if self.device.kind != "cpu" and self.cores_per_node is not None:
+            raise ValueError(
+                f"cores_per_node is for CPUs, and the device {self.device.name} is none; leave it out"
+            )
+        return self
 
     @property
     def world_size(self) -> int:

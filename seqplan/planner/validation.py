@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -66,10 +66,16 @@ def from_validation_error(
 
 
 def problems_of(
-    error: ValidationError, spec: type[BaseModel] | None = None, foreign: Mapping[str, str] | None = None
+    error: ValidationError,
+    spec: type[BaseModel] | None = None,
+    foreign: Mapping[str, str] | None = None,
+    skip: Collection[str] = (),
 ) -> list[str]:
-    """Each broken key as `key = value must be ...`, missing keys gathered into one entry."""
-    details = error.errors(include_url=False, include_context=True)
+    """Each broken key as `key = value must be ...`, missing keys gathered into one entry.
+
+    Top-level keys in `skip` are left out: what is wrong with them was said before.
+    """
+    details = [each for each in error.errors(include_url=False) if not {*each["loc"][:1]} & {*skip}]
     missing = [detail for detail in details if detail["type"] == "missing"]
     problems = [_problem(detail, spec, foreign or {}) for detail in details if detail["type"] != "missing"]
     if missing:
@@ -78,10 +84,10 @@ def problems_of(
     return list(dict.fromkeys(problems))
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
     """`did you mean X?` for the closest known name, or nothing."""
     by_folded = {each.casefold(): each for each in known}
-    found = difflib.get_close_matches(name.casefold(), list(by_folded), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.casefold(), list(by_folded), n=1, cutoff=cutoff)
     return f"did you mean {by_folded[found[0]]}?" if found else ""
 
 

@@ -1,0 +1,134 @@
+"""From the keys of a cluster file, built-in or a user's, to a ClusterSpec; all that is wrong in one error.
+
+Parts may be named (`device: a100-80`), changed (`device: {base: a100-80, memory_bytes: 75 GiB}`) or written
+out. A number is `{value, source}`; in a user's file a plain number (SI base units) or text with a unit
+("600 GB/s") is enough, and its source is the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from seqplan.planner import units
+from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.quantity import Quantity
+from seqplan.planner.strict_yaml import kind_of, shorten
+from seqplan.planner.validation import problems_of
+from seqplan.profiles.resources import CLUSTERS, DEVICES, LINKS, merged, profile_names, read_profile
+from seqplan.profiles.unknown_name import unknown_name
+
+PARTS = {"device": DEVICES, "intra_node": LINKS, "inter_node": LINKS}
+
+_DEVICE = "device: NAME, such as a100-80"
+_MEMORY = "device: {base: a100-80, memory_bytes: 80 GiB}"
+_LINK = "%s: {base: LINK, bytes_per_s: 300 GB/s}, per GPU or NIC and one way (Gb/s are bits)"
+FOREIGN_KEYS: dict[str, str] = {
+    **dict.fromkeys(("gpu", "gpus", "gpu_type", "gpu_name", "gpu_model", "accelerator"), _DEVICE),
+    **dict.fromkeys(
+        ("gpu_memory_gb", "gpu_memory", "memory_gb", "mem_gb", "memory", "hbm_gb", "vram"), _MEMORY
+    ),
+    **dict.fromkeys(("nodes", "n_nodes", "nnodes", "node_count"), "num_nodes"),
+    **dict.fromkeys(("num_gpus", "n_gpus", "world_size", "total_gpus"), "gpus_per_node and num_nodes"),
+    **dict.fromkeys(("gpus_per_host", "devices_per_node", "num_gpus_per_node"), "gpus_per_node"),
+    **dict.fromkeys(("intra_node_bandwidth_gbps", "intra_node_bandwidth", "nvlink"), _LINK % "intra_node"),
+    **dict.fromkeys(("inter_node_bandwidth_gbps", "inter_node_bandwidth", "network"), _LINK % "inter_node"),
+}
+"""Keys of other tools' cluster files, and what says the same in ours."""
+
+_HINT = "A short file starts from a built-in cluster: `base: dgx-a100`, then the keys that differ."
+
+
+def cluster_from(data: Mapping[str, Any], where: str, user_source: str | None = None) -> ClusterSpec:
+    """The cluster, or one SeqplanError. `user_source` is the source of plain numbers; None allows none."""
+    problems: list[str] = []
+    whole = _based(data, CLUSTERS, "", problems)
+    broken: set[str] = set()
+    for part, folder in PARTS.items():
+        if part in whole:
+            before = len(problems)
+            whole[part] = _part(whole[part], folder, part, problems)
+            broken |= {part} if len(problems) > before else set()
+    for key in ("nodes", "num_nodes", "device", "devices"):
+        if isinstance(whole.get(key), list):
+            problems.append(f"{key} is a list: a cluster has one kind of device and equal nodes")
+            del whole[key]
+            broken.add(key)
+    checked = _with_quantities(whole, "", user_source, problems)
+    try:
+        spec = ClusterSpec.model_validate(checked)
+    except ValidationError as error:
+        problems += problems_of(error, ClusterSpec, FOREIGN_KEYS, skip=broken)
+    device = checked.get("device")
+    if isinstance(device, Mapping) and device.get("kind") == "cpu" and checked.get("cores_per_node") is None:
+        problems.append("missing cores_per_node, which the ranks of a CPU node share")
+    if problems:
+        raise SeqplanError(f"{where}: {'; '.join(dict.fromkeys(problems))}.", _HINT if user_source else "")
+    return spec
+
+
+def _based(data: Mapping[str, Any], folder: str, key: str, problems: list[str]) -> dict[str, Any]:
+    """The keys with those of `base:` under them; the name of the base is not inherited."""
+    if "base" not in data:
+        return dict(data)
+    base, own = data["base"], {name: value for name, value in data.items() if name != "base"}
+    if not isinstance(base, str) or base not in profile_names(folder):
+        problems.append(unknown_name(f"{key}.base" if key else "base", base, profile_names(folder)))
+        return own
+    inherited = {name: value for name, value in read_profile(folder, base).items() if name != "name"}
+    return merged({**inherited, "name": f"{base}, changed"} if key else inherited, own)
+
+
+def _part(raw: Any, folder: str, key: str, problems: list[str]) -> Any:
+    """A device or link: by name, changed from a base, or as written."""
+    if isinstance(raw, str):
+        if raw in profile_names(folder):
+            return dict(read_profile(folder, raw))
+        problems.append(unknown_name(key, raw, profile_names(folder)))
+    return _based(raw, folder, key, problems) if isinstance(raw, Mapping) else raw
+
+
+def _with_quantities(
+    data: Mapping[str, Any], path: str, source: str | None, problems: list[str]
+) -> dict[str, Any]:
+    """Every number that the name of its key calls a quantity as {value, source} in SI base units."""
+    result: dict[str, Any] = {}
+    for key, value in data.items():
+        here = f"{path}.{key}" if path else str(key)
+        dimension = units.dimension_of(str(key))
+        if dimension is None:
+            nested = isinstance(value, Mapping)
+            result[key] = _with_quantities(value, here, source, problems) if nested else _as_tuple(value)
+        elif isinstance(value, Mapping) and "value" not in value:  # by dtype
+            result[key] = {
+                name: _quantity(each, dimension, f"{here}.{name}", source, problems)
+                for name, each in value.items()
+            }
+        else:
+            result[key] = _quantity(value, dimension, here, source, problems)
+    return result
+
+
+def _quantity(raw: Any, dimension: str, path: str, source: str | None, problems: list[str]) -> Any:
+    if isinstance(raw, Quantity) or (source is None and not isinstance(raw, Mapping)):
+        return raw
+    entry = dict(raw) if isinstance(raw, Mapping) else {"value": raw}
+    if raw is None or isinstance(raw, bool | list):
+        problems.append(f"{path} must be a number, not {kind_of(raw)}")
+        return {"value": 1.0, "source": "wrong"}
+    if source is not None:
+        entry.setdefault("source", source)
+    if isinstance(entry.get("value"), str):
+        try:
+            entry["value"] = units.parse(entry["value"], dimension)
+        except ValueError as error:
+            problems.append(f"{path} = {shorten(str(error), 200)}")
+            entry["value"] = 1.0
+    return entry
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
