@@ -46,6 +46,7 @@ SYMBOLS: dict[str, str] = {
     "pp": "pipeline stages",
     "zero": "zero_stage",
     "N": "zero_shard_size: ranks that share the states",
+    "G": "groups of heads for which the ring turns one after the other (1 without a ring)",
     # what the layout, the device and the model choose (each 0 or 1)
     "tp_sequence_parallel": "the residual stream is split over tp",
     "ring": "ring attention with sp > 1",
@@ -59,7 +60,7 @@ SYMBOLS: dict[str, str] = {
     "fp32": "compute dtype float32",
     "causal": "decoder",
     "gated": "MLP with a gate (swiglu, geglu)",
-    "gelu": "activation gelu, exact or tanh, gated or not",
+    "relu": "activation relu, whose result is all that it keeps",
     "rmsnorm": "RMSNorm; else LayerNorm",
     "pre_norm": "norms before each block (pre and sandwich)",
     "post_norm": "norms after the residual sum",
@@ -107,7 +108,8 @@ Part = Literal["attention", "mlp"]
 Moment = Literal[
     "attention_forward",
     "mlp_forward",
-    "head_forward",
+    "loss_forward",
+    "loss_backward",
     "head_backward",
     "mlp_backward",
     "attention_backward",

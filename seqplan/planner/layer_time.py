@@ -22,7 +22,7 @@ from seqplan.planner.question import Question
 from seqplan.planner.symbols import layout_values
 
 RESIDUAL_PASSES = 10
-"""Reads and writes of the residual stream in a layer's forward: two norms (2 each), two additions (3 each)."""
+"""Reads and writes of the residual stream in a forward: two norms (2 each), two additions (3 each)."""
 
 GATED_PASSES, PLAIN_PASSES = 5, 2
 """The same of the MLP's inner width: activation (2), and with a gate the product (3)."""
@@ -44,10 +44,6 @@ class PassTime:
     compute: Floats
     tp: Floats
     sp: Floats
-
-    @property
-    def total(self) -> Floats:
-        return self.compute + self.tp + self.sp
 
 
 @dataclass(frozen=True)
@@ -117,17 +113,16 @@ class LayerClock:
         v, model = self.values, self.question.model
         seq_len = v["L"]
         seen = mean_attention_pairs(model, seq_len)
-        # Materialised scores are computed in full; with a ring's zigzag split only the own block's are.
-        blocks = np.where(v["rsa"], 1.0, v["sp"])
+        # Materialised scores of a rank's own block are computed in full; the zigzag split halves the others.
         everything = float(seq_len) * seq_len
-        in_full = (everything + (blocks - 1.0) * seen) / blocks
+        in_full = (everything + (v["sp"] - 1.0) * seen) / v["sp"]
         pairs = np.where(v["math"], in_full, seen)
         flops = 4.0 * v["B"] * pairs / v["sp"] * v["a"] * v["d"]
         score_bytes = v["B"] * v["a"] * pairs / v["sp"] * v["e"]
         fused, plain = flops / self.attention_flops_per_s, flops / self.matmul_flops_per_s
         # A ring merges each block's result into a float32 accumulator; backward adds to dq, dk and dv.
         merge = np.where(v["ring"], v["sp"] * self.traffic_s(v["T"] * v["a"] * v["d"] * (8 + v["e"])), 0.0)
-        launches = np.where(v["ring"] | v["rsa"], v["sp"], 1.0) * self.launch_s
+        launches = v["sp"] * v["G"] * self.launch_s
         forward = np.where(v["math"], plain + self.traffic_s(SCORE_PASSES[0] * score_bytes), fused)
         backward = np.where(
             v["math"],
@@ -140,8 +135,9 @@ class LayerClock:
         """What of the ring's hops the blocks do not hide: (forward, backward) of one layer."""
         v, hops = self.values, np.maximum(self.values["sp"] - 1.0, 0.0)
         kv_bytes = 2.0 * v["T"] * v["k"] * v["d"]
-        hop_kv = self.network.neighbour_s(kv_bytes * v["e"], self.sp_group)
-        hop_gradient = self.network.neighbour_s(kv_bytes * 4.0, self.sp_group)
+        # Groups of heads take turns: the bytes of a hop in G messages.
+        hop_kv = v["G"] * self.network.neighbour_s(kv_bytes * v["e"] / v["G"], self.sp_group)
+        hop_gradient = v["G"] * self.network.neighbour_s(kv_bytes * 4.0 / v["G"], self.sp_group)
         block_f, block_b = forward_s / v["sp"], backward_s / v["sp"]
 
         def exposed(hop: Any, block: Any) -> Any:

@@ -74,7 +74,7 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
         base: Case = [(one, b.states), (gradients, b.gradients), (waiting, b.kept), (one, b.inputs)]
         if b.has_head:
             in_head: Case = [*base, (one, b.layers), (one, b.head)]
-            for moment in ("head_forward", "head_backward"):
+            for moment in ("loss_forward", "loss_backward", "head_backward"):
                 cases[prefix + moment] = [*in_head, (one, b.working[moment])]
         if b.has_layers:
             plain_last = one - b.last_recomputed
@@ -98,7 +98,12 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
             ]
 
     moments("", others, early)
-    moments("later ", np.maximum(others - 1.0, 0.0), one)  # after the first backward, one fewer waits
+    if np.any(all_started):
+        # After its first backward such a stage has gradients, and one micro-batch less; if it has another.
+        first = dict(cases)
+        moments("later ", np.maximum(others - 1.0, 0.0), one)
+        for name in [name for name in cases if name not in first]:
+            cases[name] = [((in_flight > 1.0) * count, bundle) for count, bundle in cases[name]]
     end: Case = [(one, b.states), (one, b.gradients), (others, b.kept), (one, b.inputs)]
     if b.has_layers:
         cases["end mlp_backward"] = [*end, (one, b.layer), (one, b.working["mlp_backward"])]

@@ -21,6 +21,20 @@ def column(values: Any) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
+MAX_HEAD_GROUPS = 4
+MIN_RING_MESSAGE_BYTES = 1 << 20
+"""As in runtime/head_groups.py, which says why; a test holds the two together."""
+
+
+def ring_head_groups(kv_heads: Floats, kv_bytes: Floats) -> Floats:
+    """Times that a ring turns in one pass: the largest divisor of the kv heads that keeps messages large."""
+    groups = np.ones_like(kv_heads)
+    for number in range(2, MAX_HEAD_GROUPS + 1):
+        fits = (np.mod(kv_heads, number) == 0) & (np.floor(kv_bytes / number) >= MIN_RING_MESSAGE_BYTES)
+        groups = np.where(fits, float(number), groups)
+    return groups
+
+
 def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
     """Every symbol but those of one stage: numbers and columns of len(table)."""
     model, train = question.model, question.train
@@ -34,6 +48,8 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
     math = table.is_kernel("math") | rsa
     cpu = question.cluster.device.kind == "cpu"
     position = model.norm_position
+    kv_heads = np.maximum(np.ceil(model.num_kv_heads / tp), 1.0)
+    kv_bytes = 2.0 * tokens * kv_heads * model.head_dim * PRECISION_BYTES[table.precision]
     return {
         "B": micro_batch,
         "L": seq_len,
@@ -45,7 +61,7 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "E": model.embedding_size,
         "f": np.ceil(model.ffn_hidden_size / tp),
         "a": np.ceil(model.num_attention_heads / tp),
-        "k": np.maximum(np.ceil(model.num_kv_heads / tp), 1.0),
+        "k": kv_heads,
         "d": model.head_dim,
         "V": column(question.implementation.capabilities.padded_vocab(model.vocab_size, table.tp)) / tp,
         "e": PRECISION_BYTES[table.precision],
@@ -55,6 +71,7 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "pp": table.pp,
         "zero": column(table.zero_stage),
         "N": column(table.zero_shard_size),
+        "G": np.where(ring | (rsa & (table.sp > 1)), ring_head_groups(kv_heads, kv_bytes), 1.0),
         "tp_sequence_parallel": split_residual,
         "ring": ring,
         "rsa": rsa,
@@ -67,7 +84,7 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "fp32": table.precision == "fp32",
         "causal": model.causal,
         "gated": model.gated_mlp,
-        "gelu": "gelu" in model.activation or "geglu" in model.activation,
+        "relu": model.activation == "relu",
         "rmsnorm": model.norm.startswith("rmsnorm"),
         "pre_norm": position in ("pre", "sandwich"),
         "post_norm": position == "post",

@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
-from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec, LinkSpec
 from seqplan.planner.implementation import ImplementationSpec
 from seqplan.planner.layout import Layout, complete_layout
 from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.quantity import Quantity
 from seqplan.planner.question import Question
 from seqplan.planner.train_spec import TrainSpec
 
@@ -100,12 +101,12 @@ def gpt(
 def encoder(**changes: Any) -> ModelSpec:
     """A BERT-like encoder of the decoder's sizes: norms after the residual sum, masked-token head."""
     return gpt(
-        8,
-        512,
-        8,
-        1000,
-        4096,
         **{
+            "num_layers": 8,
+            "hidden_size": 512,
+            "heads": 8,
+            "vocab_size": 1000,
+            "positions": 4096,
             "name": "test-encoder",
             "family": "bert",
             "architecture": "encoder",
@@ -120,49 +121,50 @@ def encoder(**changes: Any) -> ModelSpec:
     )
 
 
-def _number(value: float) -> dict[str, Any]:
-    return {"value": value, "source": "chosen for the test"}
+def _number(value: float) -> Quantity:
+    return Quantity(value, "chosen for the test")
 
 
-def cluster(gpus_per_node: int = 8, num_nodes: int = 8, **changes: float | str | int) -> ClusterSpec:
-    """8 nodes of 8 GPUs (100 TFLOP/s, 1 TB/s, 80 GB); 100 GB/s inside, 8 NICs of 10 GB/s between nodes."""
-    device: dict[str, Any] = {
-        "name": "test-gpu",
-        "kind": changes.get("kind", "cuda"),
-        "memory_bytes": _number(float(changes.get("memory_bytes", 80e9))),
-        "memory_bytes_per_s": _number(float(changes.get("memory_bytes_per_s", 1e12))),
-        "peak_flops_per_s": {name: _number(100e12) for name in ("fp32", "fp16", "bf16")},
-        "attention_kernels": {name: ["flash", "efficient", "math"] for name in ("fp32", "fp16", "bf16")},
-        "matmul_efficiency": _number(float(changes.get("matmul_efficiency", 0.5))),
-        "attention_efficiency": _number(float(changes.get("attention_efficiency", 0.5))),
-        "memory_efficiency": _number(1.0),
-        "kernel_launch_s": _number(float(changes.get("kernel_launch_s", 0.0))),
-        "context_bytes": _number(float(changes.get("context_bytes", 0.0))),
-        "fragmentation_fraction": _number(float(changes.get("fragmentation_fraction", 0.0))),
-    }
+def cluster(gpus_per_node: int = 8, num_nodes: int = 8, **changes: Any) -> ClusterSpec:
+    """8 nodes of 8 GPUs (100 TFLOP/s, 1 TB/s, 80 GB); 100 GB/s inside, 8 NICs of 10 GB/s between nodes.
 
-    def link(name: str, bytes_per_s: float) -> dict[str, Any]:
-        return {
-            "name": name,
-            "bytes_per_s": _number(bytes_per_s),
-            "latency_s": _number(float(changes.get("latency_s", 0.0))),
-            "efficiency": _number(1.0),
-        }
+    `changes` may be what no real cluster has, such as infinite rates: the specs' own rules are passed by.
+    """
+    device = DeviceSpec.model_construct(
+        name="test-gpu",
+        kind=changes.get("kind", "cuda"),
+        memory_bytes=_number(changes.get("memory_bytes", 80e9)),
+        memory_bytes_per_s=_number(changes.get("memory_bytes_per_s", 1e12)),
+        peak_flops_per_s={
+            name: _number(changes.get("peak_flops_per_s", 100e12)) for name in ("fp32", "fp16", "bf16")
+        },
+        attention_kernels=dict.fromkeys(("fp32", "fp16", "bf16"), ("flash", "efficient", "math")),
+        matmul_efficiency=_number(changes.get("matmul_efficiency", 0.5)),
+        attention_efficiency=_number(changes.get("attention_efficiency", 0.5)),
+        memory_efficiency=_number(1.0),
+        kernel_launch_s=_number(changes.get("kernel_launch_s", 0.0)),
+        context_bytes=_number(changes.get("context_bytes", 0.0)),
+        fragmentation_fraction=_number(changes.get("fragmentation_fraction", 0.0)),
+    )
 
-    return ClusterSpec.model_validate_json(
-        json.dumps(
-            {
-                "name": "test-cluster",
-                "device": device,
-                "gpus_per_node": gpus_per_node,
-                "num_nodes": num_nodes,
-                "intra_node": link("inside", float(changes.get("intra", 100e9))),
-                "inter_node": link("between", float(changes.get("inter", 10e9))),
-                "nics_per_node": int(changes.get("nics_per_node", 8)),
-                "communicator_bytes": _number(float(changes.get("communicator_bytes", 0.0))),
-                "cores_per_node": changes.get("cores_per_node"),
-            }
+    def link(name: str, bytes_per_s: float) -> LinkSpec:
+        return LinkSpec.model_construct(
+            name=name,
+            bytes_per_s=_number(bytes_per_s),
+            latency_s=_number(changes.get("latency_s", 0.0)),
+            efficiency=_number(1.0),
         )
+
+    return ClusterSpec.model_construct(
+        name="test-cluster",
+        device=device,
+        gpus_per_node=gpus_per_node,
+        num_nodes=num_nodes,
+        intra_node=link("inside", changes.get("intra", 100e9)),
+        inter_node=link("between", changes.get("inter", 10e9)),
+        nics_per_node=int(changes.get("nics_per_node", 8)),
+        communicator_bytes=_number(changes.get("communicator_bytes", 0.0)),
+        cores_per_node=changes.get("cores_per_node"),
     )
 
 
