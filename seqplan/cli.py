@@ -112,16 +112,15 @@ def explain(
 @app.command()
 def score(
     cases: Annotated[str, typer.Argument(metavar="FILE.jsonl", help="one case a line; - reads stdin")],
-    as_json: JsonFlag = True,
+    as_json: Annotated[bool, typer.Option("--json", help="accepted; the answers are JSON either way")] = True,
 ) -> None:
     """Score many cases at once: one JSON line out for each line in, a bad case as an error of its own."""
-    import sys
+    from seqplan import cli_inputs, render
+    from seqplan.planner.score_cases import score_cases
 
-    from seqplan.planner import score_cases
-
-    for line in score_cases.score_file(cases):
-        sys.stdout.write(line + "\n")
-    _ = as_json  # the output is JSON either way
+    with cli_inputs.open_lines(cases) as lines:
+        for answer in score_cases(lines, cli_inputs.loaders()):
+            render.show_json(answer)
 
 
 @app.command()

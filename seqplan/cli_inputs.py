@@ -7,7 +7,9 @@ number is fine by itself, so no reader further in can see them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.plan import load_plan, plan_warnings
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.score_cases import Loaders
 from seqplan.planner.train_spec import TrainSpec
 
 LARGEST_BATCH_TOKENS = 2**28
@@ -70,10 +73,11 @@ def read_question(model: str, ask: Ask) -> Asked:
     )
     spec, model_notes = read_model(model)
     cluster = read_cluster(ask.cluster)
+    gpus = read_gpus(cluster, ask)
     question = Question(
         model=spec,
-        cluster=cluster,
-        gpus=read_gpus(cluster, ask),
+        cluster=cluster.for_gpus(gpus),
+        gpus=gpus,
         train=train,
         implementation=profiles.load_implementation(ask.implementation),
     )
@@ -155,6 +159,35 @@ def read_cluster(name: str) -> ClusterSpec:
         return profiles.load_cluster(name)
     except SeqplanError as error:
         raise _swapped(name, "--cluster", "a model: give it as MODEL", profiles.load_model, error) from None
+
+
+def loaders() -> Loaders:
+    """How the cases of `score` find their models, clusters and trainers."""
+    from seqplan.planner.hf_config import read_model as read_config  # other commands start without it
+
+    return Loaders(
+        model=lambda name: profiles.load_model(name)[0],
+        hf_config=lambda config: read_config(config).spec,
+        cluster=profiles.load_cluster,
+        implementation=profiles.load_implementation,
+    )
+
+
+@contextmanager
+def open_lines(name: str) -> Iterator[Iterable[str]]:
+    """The lines of a file, or of stdin for `-`; a byte that is no text fails its own line only."""
+    if name == "-":
+        yield (line.decode("utf-8", "replace") for line in sys.stdin.buffer)
+        return
+    path = Path(name)
+    if path.is_dir():
+        raise SeqplanError(f"{path} is a folder.", "Give a file with one JSON object a line, or - for stdin.")
+    if not path.exists():
+        raise SeqplanError(
+            f"{path}: no such file.", "Give a file with one JSON object a line, or - for stdin."
+        )
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        yield file
 
 
 def _swapped(

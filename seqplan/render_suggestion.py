@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 COLUMNS = ("", "dp", "pp", "tp", "sp", "mb", "recompute", "zero", "attn", "peak GiB", "free", "step", "MFU")
+CHOICES = COLUMNS.index("peak GiB")
+"""Columns before this one are choices, the others what comes of them."""
 
 
 def show_suggestion(answer: Suggestion, question: Question) -> None:
@@ -98,27 +100,42 @@ def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
 
 
 def why(answer: Suggestion, scored: ScoredLayout) -> str:
-    """The pick against the best layout that differs in its degrees, by the kind of time that differs most."""
+    """The pick against the best of other degrees (or else of other choices), by the time that differs."""
     words = f"the fastest of {plural(answer.fitting, 'layout')} that fit"
-    rivals = [
-        other for other in answer.ranked if other.time and other.layout.degrees != scored.layout.degrees
-    ]
+    rivals = [other for other in answer.ranked if other.time and other.layout != scored.layout]
+    rivals.sort(key=lambda other: other.layout.degrees == scored.layout.degrees)  # stable: ranks stay
     if not rivals or scored.time is None or rivals[0].time is None:
         return words
-    ours, theirs = scored.time, rivals[0].time
+    rival, ours, theirs = rivals[0].layout, scored.time, rivals[0].time
+    name = degrees(rival)
+    if rival.degrees == scored.layout.degrees:
+        name = f"the same with {', '.join(differences(rival, scored.layout))}"
     more = {kind: seconds - ours.by_kind.get(kind, 0.0) for kind, seconds in theirs.by_kind.items()}
     kind = max(more, key=lambda name: more[name])
     slower = theirs.step_time_s / ours.step_time_s - 1
     if slower < 0.0005 or more[kind] <= 0:
-        return f"{words}; {degrees(rivals[0].layout)} is as fast"
-    return (
-        f"{words}; {degrees(rivals[0].layout)} takes {percent(slower)} longer: {kind} +{duration(more[kind])}"
-    )
+        return f"{words}; {name} is as fast"
+    return f"{words}; {name} takes {percent(slower)} longer: {kind} +{duration(more[kind])}"
 
 
-def row(number: str, scored: ScoredLayout) -> list[str]:
+def differences(layout: Layout, other: Layout) -> list[str]:
+    """Fields of `layout` that are not those of `other`, each as `zero 2` or `tp sequence parallel off`."""
+    found = []
+    for name in Layout.model_fields:
+        value = getattr(layout, name)
+        if value == getattr(other, name):
+            continue
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        elif isinstance(value, bool):
+            value = "on" if value else "off"
+        found.append(f"{name.replace('_', ' ')} {'all' if value is None else value}")
+    return found
+
+
+def row(number: int, scored: ScoredLayout) -> list[str]:
     layout, memory, time = scored.layout, scored.memory, scored.time
-    cells = [number, *(str(degree) for degree in layout.degrees.values()), str(layout.micro_batch_size)]
+    cells = [str(number), *(str(degree) for degree in layout.degrees.values()), str(layout.micro_batch_size)]
     cells += [
         layout.recompute,
         str(layout.zero_stage),
@@ -135,7 +152,17 @@ def row(number: str, scored: ScoredLayout) -> list[str]:
 
 
 def ranking(title: str, layouts: tuple[ScoredLayout, ...]) -> Group:
-    return table(title, COLUMNS, (row(str(n), scored) for n, scored in enumerate(layouts, 1)))
+    """The table; rows that show the same choices say in a last column in what they differ."""
+    rows = [row(number, scored) for number, scored in enumerate(layouts, 1)]
+    first: dict[tuple[str, ...], Layout] = {}
+    asides = []
+    for cells, scored in zip(rows, layouts, strict=True):
+        leader = first.setdefault(tuple(cells[1:CHOICES]), scored.layout)
+        asides.append(", ".join(differences(scored.layout, leader)))
+    if not any(asides):
+        return table(title, COLUMNS, rows)
+    rows = [[*cells, aside] for cells, aside in zip(rows, asides, strict=True)]
+    return table(title, (*COLUMNS, "but"), rows, left=("but",))
 
 
 def best(answer: Suggestion) -> Group:

@@ -77,11 +77,11 @@ def test_every_field_of_the_layout_has_its_flag(seqplan: Seqplan) -> None:
 
 
 def test_list_pins_are_read(seqplan: Seqplan) -> None:
-    typed = ["--pp", "2", "--stage-layers", "1,3", "--mesh-order", "pp,dp,tp,sp"]
+    typed = ["--pp", "2", "--stage-layers", "3,5", "--mesh-order", "pp,dp,tp,sp"]
     answer = json.loads(seqplan("suggest", *TINY, *typed, "--json").out)
     layouts = [scored["layout"] for scored in answer["ranked"]]
     assert layouts, answer["rejected"]
-    assert all(layout["stage_layers"] == [1, 3] for layout in layouts)
+    assert all(layout["stage_layers"] == [3, 5] for layout in layouts)
     assert all(layout["mesh_order"] == ["pp", "dp", "tp", "sp"] for layout in layouts)
 
 
