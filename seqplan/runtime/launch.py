@@ -68,7 +68,7 @@ def launch(
     nodes = None if started_already else find_nodes(options, plan.layout.world_size, os.environ)
     files = TextFiles.find(data)
     local_world_size = nodes.local_world_size if nodes else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    _set_environment(local_world_size)
+    _set_environment(_threads(plan, local_world_size))
     if nodes:
         _start_fork_server()
     device_type = choose_device(plan, options, local_world_size)
@@ -163,10 +163,17 @@ def _rendezvous(nodes: Nodes, timeout_s: float) -> dict[str, Any]:
     }
 
 
-def _set_environment(local_world_size: int) -> None:
-    """What torch reads when it is loaded, here and in every rank. The user's own settings win."""
+def _threads(plan: Plan, local_world_size: int) -> int:
+    """Threads of a rank: one where the plan counts in cores, else this node's cores shared out."""
+    if plan.cluster.device.kind == "cpu":
+        return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // local_world_size)))
+    return max(1, cores // local_world_size)
+
+
+def _set_environment(threads: int) -> None:
+    """What torch reads when it is loaded, here and in every rank. The user's own settings win."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself otherwise
     # Workers get a store of their own: with the launcher's, gloo reads addresses of ranks that are gone.

@@ -97,8 +97,8 @@ def summary_table(summary: RunSummary) -> Table:
         caption=f"{measured_by[summary.memory_kind]}; step time: median without the first two steps",
     )
     table.add_column("stage", justify="right")
-    for what in ("peak memory", "step time"):
-        for column in (f"{what}\nplanned", "\nmeasured", "\nmeasured / planned"):
+    for what in ("memory", "step"):
+        for column in (f"{what},\nplanned", f"{what},\nmeasured", "measured /\nplanned"):
             table.add_column(column, justify="right")
     for stage in summary.stages:
         table.add_row(
