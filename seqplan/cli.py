@@ -179,6 +179,7 @@ def run(
     *,
     data: Annotated[list[Path], typer.Option(metavar="FILE_OR_FOLDER...", help="the text to train on")],
     options: RunOptions,
+    as_json: JsonFlag = False,
 ) -> None:
     """Train a plan on this machine's ranks (or this node's), and print planned beside measured."""
     from seqplan import profiles, render
@@ -190,3 +191,10 @@ def run(
     result = launch(plan, [*data, *(more_data or [])], options)
     if result.exit_code:
         raise typer.Exit(result.exit_code)
+    if result.summary is not None:  # rank 0 ran on this node
+        if as_json:
+            render.show_json(result.summary)
+        else:
+            from seqplan.runtime.progress import summary_table
+
+            render.show([summary_table(result.summary)])
