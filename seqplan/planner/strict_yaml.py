@@ -64,8 +64,9 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
         value = reader.document(yaml.parse(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         raise SeqplanError(*_syntax_error(where, text, error)) from None
-    except yaml.YAMLError as error:
-        raise SeqplanError(f"{where}: not YAML: {' '.join(str(error).split())}.") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SeqplanError(f"{where}: line {line}: a control character, which no text has.") from None
     if reader.problems:
         more = len(reader.problems) - MAX_PROBLEMS
         listed = "; ".join(reader.problems[:MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")

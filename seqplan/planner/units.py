@@ -79,5 +79,5 @@ def parse(text: str, dimension: str) -> float:
         raise ValueError(f"{text!r} is text; write the number without quotes, or with its unit: {example}")
     factor = UNITS[dimension].get(unit)
     if factor is None:
-        raise ValueError(f"unit {unit!r} of {text!r} is not one of this number; write {example}")
+        raise ValueError(f"unit {unit!r} of {text!r} does not fit here; write {example}")
     return float(Fraction(number.group()) * factor)

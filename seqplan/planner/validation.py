@@ -14,6 +14,9 @@ from seqplan.planner.strict_yaml import MAX_PROBLEMS, kind_of, shorten
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
+MOST_KEYS = 20
+"""Known keys that an error lists where none is near the unknown one."""
+
 _WANTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -96,34 +99,40 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel] | None, foreign: Mappin
     path = _path(detail["loc"])
     named = f"{path} = {_shown(value)}" if path else "the whole"
     if kind == "extra_forbidden":
-        return _unknown_key(detail["loc"], spec, foreign)
+        return _unknown_key(detail["loc"], value, spec, foreign)
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"{named} must be {words} {context[bound]}"
     if kind in _WANTED:
+        if _WANTED[kind] == "a whole number" and isinstance(value, float):
+            return f"{named} must be a whole number"
         return f"{named} must be {_WANTED[kind]}, not {kind_of(value)}"
     if kind == "finite_number":
         return f"{named} must be a finite number"
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ")
         hint = nearest(value, choices.split(", ")) if isinstance(value, str) else ""
-        where = (
-            f"{path.removesuffix('.[key]')} has the key {value}, which" if path.endswith("[key]") else named
-        )
-        return f"{where} must be one of {choices}" + (f" ({hint})" if hint else "")
+        if detail["loc"][-1] == "[key]":
+            named = f"{_path(detail['loc'][:-2])} has the key {shorten(value)}, which"
+        return f"{named} must be one of {choices}" + (f" ({hint})" if hint else "")
     message = str(context["error"]) if kind == "value_error" else detail["msg"]
-    if isinstance(value, dict | list | tuple):  # the rule of a whole: its text names the keys
+    if isinstance(value, dict | list | tuple) and not _is_quantity(
+        value
+    ):  # a rule of the whole names its keys
         return f"{path}: {message}" if path else message
     return f"{named} {message}"
 
 
-def _unknown_key(loc: tuple[int | str, ...], spec: type[BaseModel] | None, foreign: Mapping[str, str]) -> str:
+def _unknown_key(
+    loc: tuple[int | str, ...], value: Any, spec: type[BaseModel] | None, foreign: Mapping[str, str]
+) -> str:
     name, path = str(loc[-1]), _path(loc)
     if name in foreign:
-        return f"unknown key {path}: write {foreign[name]}"
+        return f"unknown key {path} (here {_shown(value)}): write {foreign[name]}"
     parent = _model_at(spec, loc[:-1])
     known = sorted(parent.model_fields) if parent else []
-    hint = nearest(name, known) or (f"known keys: {', '.join(known)}" if known else "")
+    few = known if len(known) <= MOST_KEYS else []
+    hint = nearest(name, known) or (f"known keys: {', '.join(few)}" if few else "")
     return f"unknown key {path}" + (f" ({hint})" if hint else "")
 
 
@@ -153,9 +162,17 @@ def _path(loc: Sequence[int | str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict) and set(value) == {"value", "source"}:
-        return shorten(value["value"])
+    if _is_quantity(value):
+        return _shown(value["value"])
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
     return f'"{shorten(value)}"' if isinstance(value, str) else shorten(value)
+
+
+def _is_quantity(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"value", "source"}
 
 
 def _with_tuples(value: Any) -> Any:

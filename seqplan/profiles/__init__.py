@@ -6,6 +6,7 @@ A name is looked up first; anything else is a path. A cluster given as the model
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,10 +61,10 @@ def load_model(name: str | Path) -> tuple[ModelSpec, list[str]]:
     if text in model_names():
         fields = dict(read_profile(MODELS, text))
         notes = [f"built-in model: {fields.pop('source')}"]
-        if Path(text).exists():
+        if os.path.exists(text):
             notes.append(f"{text} is the built-in model; for the file or folder of that name write ./{text}")
         return validate_spec(ModelSpec, fields, f"built-in model {text}"), notes
-    if not Path(text.partition("#")[0]).exists():  # what follows # names a part of a config.json
+    if not os.path.exists(text.partition("#")[0]):  # what follows # names a part of a config.json
         raise SeqplanError(*_no_such_model(text))
     if text.endswith(_YAML):
         return _model_from_yaml(text)
@@ -81,7 +82,7 @@ def load_cluster(name: str | Path) -> ClusterSpec:
         if text == "local":
             data = this_machine.local_cluster(data, read_profile(DEVICES, data["device"]))
         return cluster_from(data, f"built-in cluster {text}")
-    if not Path(text).exists() and not text.endswith((*_YAML, ".json")) and "/" not in text:
+    if not os.path.exists(text) and not text.endswith((*_YAML, ".json")) and "/" not in text:
         raise SeqplanError(f"{unknown_name('cluster', text, cluster_names())}.", "Or give a YAML file.")
     written = read_text(text)
     if written.lstrip().startswith("{") and _is_json_model(written):

@@ -39,6 +39,9 @@ FOREIGN_KEYS: dict[str, str] = {
 }
 """Keys of other tools' cluster files, and what says the same in ours."""
 
+_STAND_IN = {"bytes": 2.0**30, "bytes_per_s": 1e9, "flops_per_s": 1e12, "s": 1e-6, "share": 0.5}
+"""What takes the place of a number that was found wrong, so that the rest can still be checked."""
+
 _HINT = "A short file starts from a built-in cluster: `base: dgx-a100`, then the keys that differ."
 
 
@@ -66,7 +69,8 @@ def cluster_from(data: Mapping[str, Any], where: str, user_source: str | None = 
     if isinstance(device, Mapping) and device.get("kind") == "cpu" and checked.get("cores_per_node") is None:
         problems.append("missing cores_per_node, which the ranks of a CPU node share")
     if problems:
-        raise SeqplanError(f"{where}: {'; '.join(dict.fromkeys(problems))}.", _HINT if user_source else "")
+        hint = _HINT if user_source and any(each.startswith("missing") for each in problems) else ""
+        raise SeqplanError(f"{where}: {'; '.join(dict.fromkeys(problems))}.", hint)
     return spec
 
 
@@ -118,15 +122,15 @@ def _quantity(raw: Any, dimension: str, path: str, source: str | None, problems:
     entry = dict(raw) if isinstance(raw, Mapping) else {"value": raw}
     if raw is None or isinstance(raw, bool | list):
         problems.append(f"{path} must be a number, not {kind_of(raw)}")
-        return {"value": 1.0, "source": "wrong"}
+        return Quantity(_STAND_IN[dimension], "stands in for a wrong one")
     if source is not None:
         entry.setdefault("source", source)
     if isinstance(entry.get("value"), str):
         try:
             entry["value"] = units.parse(entry["value"], dimension)
         except ValueError as error:
-            problems.append(f"{path} = {shorten(str(error), 200)}")
-            entry["value"] = 1.0
+            problems.append(f"{path}: {shorten(str(error), 200)}")
+            return Quantity(_STAND_IN[dimension], "stands in for a wrong one")
     return entry
 
 
