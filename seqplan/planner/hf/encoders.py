@@ -110,7 +110,7 @@ def albert(c: ConfigReader) -> Fields:
 
 def mpnet(c: ConfigReader) -> Fields:
     """BERT with relative positions too: one table of buckets for each head, used by all layers."""
-    fields = roberta(c)
+    fields = {**roberta(c), "token_types": 0}
     shape = (c.size("relative_attention_num_buckets", 32), fields["num_attention_heads"])
     extra = [_table("relative_attention_bias.weight", shape)]
     return {**fields, "position": "relative", "extra_tensors": extra}

@@ -71,6 +71,7 @@ NOMIC: Names = {
     "rope_theta": ("rope_theta", "rotary_emb_base"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_emb_fraction"),
 }
+GEMMA2: Names = {"hidden_act": ("hidden_activation",)}
 STABLELM: Names = {
     "partial_rotary_factor": ("partial_rotary_factor", "rope_pct"),
     "layer_norm_eps": ("layer_norm_eps", "norm_eps"),
@@ -120,9 +121,9 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(llama_like.qwen2),
     "qwen3": Family(llama_like.qwen3),
     "gemma": Family(llama_like.gemma),
-    "gemma2": Family(llama_like.gemma2),
-    "gemma3_text": Family(llama_like.gemma3),
-    "vaultgemma": Family(llama_like.vaultgemma),
+    "gemma2": Family(llama_like.gemma2, GEMMA2),
+    "gemma3_text": Family(llama_like.gemma3, GEMMA2),
+    "vaultgemma": Family(llama_like.vaultgemma, GEMMA2),
     "phi3": Family(llama_like.phi3),
     "olmo": Family(llama_like.olmo),
     "olmo2": Family(llama_like.olmo2),
@@ -193,14 +194,14 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta-xl": Family(encoders.roberta_xl, head=_ROBERTA),
     "megatron-bert": Family(encoders.megatron_bert, head=_POOLED),
     "ernie": Family(encoders.ernie, head=_POOLED),
-    "distilbert": Family(encoders.distilbert, DISTILBERT),
-    "electra": Family(encoders.electra, head=HeadStyle(discriminator=True)),
+    "distilbert": Family(encoders.distilbert, DISTILBERT, HeadStyle(second_bias=False)),
+    "electra": Family(encoders.electra, head=HeadStyle(discriminator=True, second_bias=False)),
     "albert": Family(encoders.albert, head=_POOLED),
     "mpnet": Family(encoders.mpnet, head=_ROBERTA),
     "deberta": Family(encoders.deberta),
     "deberta-v2": Family(encoders.deberta_v2),
-    "nomic_bert": Family(encoders.nomic_bert, NOMIC),
-    "modernbert": Family(encoders.modernbert),
+    "nomic_bert": Family(encoders.nomic_bert, NOMIC, HeadStyle(pooler=False, own_dense=False)),
+    "modernbert": Family(encoders.modernbert, head=HeadStyle(second_bias=False)),
     "eurobert": Family(llama_variants.eurobert, head=HeadStyle(plain=True)),
 }
 

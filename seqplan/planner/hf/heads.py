@@ -33,6 +33,7 @@ class HeadStyle:
 
     pooler: bool = False  # BERT's dense layer on the first token, a part of the base model
     own_dense: bool = True  # a sequence classifier has a dense layer of its own instead of the pooler
+    second_bias: bool = True  # an untied masked-token head has two biases
     discriminator: bool = False  # ForPreTraining is ELECTRA's discriminator
     always: bool = False  # a class called plain Model has the head all the same (ChatGLM)
     plain: bool = False  # the masked-token head is one matrix (EuroBERT)
@@ -74,14 +75,12 @@ def head_fields(c: ConfigReader, fields: Fields, style: HeadStyle) -> Fields:
     if task == "pretraining":
         if style.discriminator:
             return {"head": "discriminator", "tied_embeddings": False}
+        top = _vocabulary(c, fields, style)
         extra = _pooler(hidden, "final") + _linear("head.sentence", 2, hidden) if style.pooler else []
-        return {**_vocabulary(c, fields, style), "extra_tensors": extra}
+        return {**top, "extra_tensors": [*top.get("extra_tensors", []), *extra]}
     head = "none" if task == "none" else "classifier"
-    extra = (
-        _pooler(hidden, "final")
-        if style.pooler and task in ("none", "sequence", "choice", "sentence")
-        else []
-    )
+    pooled = {"none", "choice", "sentence"} if style.own_dense else {"none", "choice", "sentence", "sequence"}
+    extra = _pooler(hidden, "final") if style.pooler and task in pooled else []
     if head == "classifier":
         extra += _classifier(c, fields, style, task, decoder)
     return {"head": head, "tied_embeddings": False, "extra_tensors": extra}
@@ -92,7 +91,9 @@ def _vocabulary(c: ConfigReader, fields: Fields, style: HeadStyle) -> Fields:
     tied = c.flag("tie_word_embeddings")
     if fields.get("architecture", "decoder") == "decoder" or style.plain:
         return {"head": "lm", "tied_embeddings": tied, "head_bias": fields.get("head_bias", False)}
-    return {"head": "mlm", "tied_embeddings": tied, "head_bias": True}
+    # Untied, these classes keep the matrix's own bias beside the one that both share when tied.
+    second = [_tensor("head.second_bias", (fields["vocab_size"],))] if style.second_bias and not tied else []
+    return {"head": "mlm", "tied_embeddings": tied, "head_bias": True, "extra_tensors": second}
 
 
 def _classifier(

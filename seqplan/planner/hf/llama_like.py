@@ -71,6 +71,14 @@ def qwen3(c: ConfigReader) -> Fields:
 def gemma(c: ConfigReader, **over: Any) -> Fields:
     """Embeddings times sqrt(hidden), norms with 1 + weight, a tanh-GELU gate."""
     attention = c.flag("attention_bias")
+    if "hidden_act" not in c.names:  # the first Gemma
+        given = c.raw("hidden_activation") or c.raw("hidden_act")
+        # Its release wrote gelu under the old key and meant the tanh form, as its code says.
+        legacy = given == "gelu" and not c.has("hidden_activation")
+        c = c.over(
+            {**c.data, "hidden_act": "gelu_pytorch_tanh" if legacy else given or c.data.get("hidden_act")}
+        )
+    c.ignore("hidden_act", "hidden_activation")
     fields = base(c, **biases(attention, attention, False))
     return {**fields, "embedding_scale": fields["hidden_size"] ** 0.5, "norm_weight_plus_one": True, **over}
 

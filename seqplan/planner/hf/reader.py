@@ -11,6 +11,7 @@ import copy
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ transformers' convention holds only what differs from its class's defaults."""
 LARGEST_SIZE = 2**31 - 1
 
 
+@cache
 def family_defaults() -> dict[str, Any]:
     """Defaults of transformers' config classes: model_type -> key -> value, and "source"."""
     found = json.loads(Path(__file__).with_name("defaults.json").read_text(encoding="utf-8"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _EXPERTS = re.compile(r"(?!.*(shared|top_|_per_))((\w+_)?n?experts|experts?_(num
 """Keys that count experts, not those of one token or the shared ones."""
 
 
+@cache
 def _tables() -> dict[str, Any]:
     """Key names and model types, as data; types are for files that leave the key to a class's default."""
     found = json.loads(Path(__file__).with_name("refusals.json").read_text(encoding="utf-8"))
