@@ -48,7 +48,7 @@ def verdict(scored: ScoredLayout) -> Group:
     if scored.time is not None:
         rate = f"{count(scored.time.tokens_per_s_per_gpu)} tokens/s a device"
         lines.append(
-            f"  time {duration(scored.time.step_time_s)} a step, {rate}, MFU {percent(scored.time.mfu)}"
+            f"time {duration(scored.time.step_time_s)} a step, {rate}, MFU {percent(scored.time.mfu)}"
         )
     good = scored.legal and scored.fits and scored.runnable
     return block(degrees(scored.layout), lines, "bold green" if good else "bold red")

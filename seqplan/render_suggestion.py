@@ -111,11 +111,15 @@ def why(answer: Suggestion, scored: ScoredLayout) -> str:
     if rival.degrees == scored.layout.degrees:
         name = f"the same with {', '.join(differences(rival, scored.layout))}"
     more = {kind: seconds - ours.by_kind.get(kind, 0.0) for kind, seconds in theirs.by_kind.items()}
-    kind = max(more, key=lambda name: more[name])
+    most = max(more, key=lambda kind: more[kind])
+    least = min(more, key=lambda kind: more[kind])
     slower = theirs.step_time_s / ours.step_time_s - 1
-    if slower < 0.0005 or more[kind] <= 0:
+    if slower < 0.0005 or more[most] <= 0:
         return f"{words}; {name} is as fast"
-    return f"{words}; {name} takes {percent(slower)} longer: {kind} +{duration(more[kind])}"
+    balance = f"{most} +{duration(more[most])}"
+    if -more[least] > 0.1 * more[most]:
+        balance += f", {least} -{duration(-more[least])}"
+    return f"{words}; {name} takes {percent(slower)} longer: {balance}"
 
 
 def differences(layout: Layout, other: Layout) -> list[str]:

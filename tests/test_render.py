@@ -104,9 +104,8 @@ def test_suggestion_says_what_was_asked_why_and_what_fell(
     assert "Pick: dp2 pp2 tp4 sp1" in lines
     assert "  memory 20.00 of 76.00 GiB on stage 0, 56.00 GiB free (the fullest rank)" in lines
     # The rival takes 5 s against 4 s; of its 1 s more the ring takes 1.5 s and compute gives back 0.5 s.
-    assert (
-        "  why: the fastest of 250 layouts that fit; dp1 pp2 tp4 sp2 takes 25.0 % longer: sp +1.50 s" in lines
-    )
+    rival = "dp1 pp2 tp4 sp2 takes 25.0 % longer: sp +1.50 s, compute -500 ms"
+    assert f"  why: the fastest of 250 layouts that fit; {rival}" in lines
     # 10 of 20 GiB are activations: half a bar of 24 cells.
     assert row_starting(lines, "activations") == "activations 10.00 GiB 50.0 % " + 12 * "\u2588"
     assert row_starting(lines, "fragmentation").startswith("fragmentation (overhead) 1.00 GiB 5.0 %")
@@ -114,6 +113,23 @@ def test_suggestion_says_what_was_asked_why_and_what_fell(
     assert "4,321 candidates, 1,000 legal, 250 fit; what fell:" in lines
     assert " - sp=2 crosses a node" in lines
     assert " - vocabulary padded from 50257 to 50304" in lines
+
+
+def test_rows_that_look_alike_say_how_they_differ(
+    question: Question, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranked = (
+        answers.scored(4.0),
+        answers.scored(4.4, tp_sequence_parallel=True, zero_shard_size=2),
+        answers.scored(5.0, zero_stage=3),
+    )
+    answer = answers.suggestion().model_copy(update={"ranked": ranked})
+    lines = printed(capsys, lambda: render_suggestion.show_suggestion(answer, question))
+    assert row_starting(lines, "2 2 2 4 1 1").endswith("43.2 % zero shard size 2, tp sequence parallel on")
+    assert row_starting(lines, "3 2 2 4 1 1 none 3").endswith("43.2 %"), "its zero stage is in the table"
+    # No other degrees among them: the runner-up is compared by its choices.
+    alike = "the same with zero shard size 2, tp sequence parallel on takes 10.0 % longer: compute +400 ms"
+    assert f"  why: the fastest of 250 layouts that fit; {alike}" in lines
 
 
 def test_nothing_fits_names_stage_kind_and_excess(
