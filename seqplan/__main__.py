@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from seqplan.planner.errors import SeqplanError
 
@@ -50,7 +51,7 @@ def _command(typed: list[str]) -> int:
 
     from seqplan.cli import app
 
-    usage_error = typer.BadParameter.__mro__[2]
+    usage_error: Any = typer.BadParameter.__mro__[2]  # click's own class, wherever this typer keeps it
     assert usage_error.__name__ == "ClickException", "typer moved the base class of its usage errors"
     command = typer.main.get_command(app)
     try:
@@ -59,7 +60,7 @@ def _command(typed: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except usage_error as error:
-        message: str = error.format_message()  # type: ignore[attr-defined]
+        message: str = error.format_message()
         raise SeqplanError(
             message.replace("Value error, ", "").replace("Input should", "it should")
         ) from None

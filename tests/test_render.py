@@ -116,8 +116,9 @@ def test_suggestion_says_what_was_asked_why_and_what_fell(
 
 
 def test_rows_that_look_alike_say_how_they_differ(
-    question: Question, capsys: pytest.CaptureFixture[str]
+    question: Question, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     ranked = (
         answers.scored(4.0),
         answers.scored(4.4, tp_sequence_parallel=True, zero_shard_size=2),
