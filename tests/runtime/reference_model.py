@@ -61,9 +61,9 @@ def initial_weights(model: ModelSpec, seed: int, dtype: torch.dtype) -> dict[str
         elif name.endswith(".bias"):
             value = torch.zeros(shape)
         else:
-            value = 0.02 * normal(seed_of(seed, name), torch.arange(shape[0]), torch.arange(shape[1]))
-            if name.endswith(("attention.output.weight", "mlp.down.weight")):
-                value = value / math.sqrt(2 * model.num_layers)
+            residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+            deviation = 0.02 / math.sqrt(2 * model.num_layers) if residual else 0.02
+            value = normal(seed_of(seed, name), torch.arange(shape[0]), torch.arange(shape[1])) * deviation
         weights[name] = value.to(dtype).requires_grad_()
     return weights
 

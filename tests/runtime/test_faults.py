@@ -50,7 +50,7 @@ def ranks_of(folder: Path) -> list[int]:
     return [int(pid_file(folder, rank).read_text()) for rank in range(RANKS)]
 
 
-def test_a_run_without_fault(tmp_path: Path) -> None:
+def test_a_run_without_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = fake_run("well", RANKS, tmp_path)
     assert result.exit_code == 0
     assert result.summary is not None
@@ -58,6 +58,9 @@ def test_a_run_without_fault(tmp_path: Path) -> None:
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [f'"step":{step},' in line for step, line in enumerate(lines, start=1)] == [True] * 6
     assert (tmp_path / "summary.json").exists()
+    said = capfd.readouterr()
+    assert "6 steps, loss 2.0000 to 0.3333" in said.out  # results on stdout, talk on stderr
+    assert "step 6/6 | loss 0.3333" in said.err
     assert_gone(ranks_of(tmp_path))
 
 

@@ -199,9 +199,9 @@ def test_the_table_shows_planned_beside_measured(tmp_path: Path) -> None:
         summary = reporter.finish([report(0, 0, 1500, 1.25), report(1, 1, None, None)])
     console = Console(record=True, width=140, file=io.StringIO())
     console.print(summary_table(summary))
-    rows = [line for line in console.export_text().splitlines() if "│" in line]
-    assert [cell.strip() for cell in rows[0].split("│")[1:-1]] == [
+    rows = [line for line in console.export_text().splitlines() if "\u2502" in line]
+    assert [cell.strip() for cell in rows[0].split("\u2502")[1:-1]] == [
         *("0", "0.0 MiB", "0.0 MiB", "1.50"),
         *("500.0 ms", "1.250 s", "2.50"),
     ]
-    assert [cell.strip() for cell in rows[1].split("│")[1:-1]][3:] == ["-", "500.0 ms", "-", "-"]
+    assert [cell.strip() for cell in rows[1].split("\u2502")[1:-1]][3:] == ["-", "500.0 ms", "-", "-"]

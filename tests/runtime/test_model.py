@@ -22,6 +22,8 @@ pytestmark = pytest.mark.ranks
 
 ROWS, SEQ_LEN, SEED = 4, 24, 5
 RELATIVE = 1e-9
+FLOAT32_INSIDE = 1e-5
+"""transformers computes RMSNorm and rotations in float32 whatever the model's dtype."""
 
 LAYER = {
     "llama": {
@@ -84,11 +86,12 @@ def specs() -> dict[str, ModelSpec]:
         "original_max_position_embeddings": 16,
     }
     few = {"num_layers": 2}
+    grouped = {**few, "num_attention_heads": 12, "num_kv_heads": 6}
     return {
-        "llama": parity.decoder(**few, tied_embeddings=False),
-        "llama3": parity.decoder(**few, rope_theta=500.0, rope_scaling=llama3_scaling),
-        "qwen3": parity.decoder(**few, qk_norm="per_head"),
-        "qwen2": parity.decoder(**few, qkv_bias=True),
+        "llama": parity.decoder(**grouped, tied_embeddings=False),
+        "llama3": parity.decoder(**grouped, rope_theta=500.0, rope_scaling=llama3_scaling),
+        "qwen3": parity.decoder(**grouped, qk_norm="per_head"),
+        "qwen2": parity.decoder(**grouped, qkv_bias=True, head_dim=2),
         "gpt2": parity.gpt2_like(**few, head_dim=2, num_attention_heads=12, num_kv_heads=12),
         "bert": parity.encoder(**few, head_dim=2, num_attention_heads=12, num_kv_heads=12),
     }
@@ -116,7 +119,7 @@ def hf_model(name: str, spec: ModelSpec) -> Any:
     }
     if name == "bert":
         config = hf.BertConfig(
-            **shared, max_position_embeddings=spec.position_rows, layer_norm_eps=spec.norm_eps,
+            **shared, max_position_embeddings=spec.position_rows, layer_norm_eps=spec.norm_eps, pad_token_id=None,
             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         )  # fmt: skip
         return hf.BertForMaskedLM(config).double()
@@ -215,10 +218,11 @@ def compare_with_transformers(rank: int, world_size: int) -> bool:
         )
         loss.backward()
         measured, _ = trainer.compute_gradients(micro_batches, 0)
-        assert abs(measured / float(loss.detach()) - 1) < RELATIVE, (name, measured, float(loss))
+        relative = RELATIVE if name in ("gpt2", "bert") else FLOAT32_INSIDE
+        assert abs(measured / float(loss.detach()) - 1) < relative, (name, measured, float(loss))
         reference = hf_tensors(name, spec, theirs, grads=True)
         worst = parity.worst_gradient_error(trainer, reference)
-        assert worst[0] < RELATIVE, (name, worst)
+        assert worst[0] < relative, (name, worst)
     return True
 
 

@@ -77,7 +77,7 @@ def compare_training(rank: int, world_size: int, kind: str) -> list[list[int]]:
         for step in range(STEPS):
             result = trainer.train_step(micro_batches, step)
             assert abs(result.loss / losses[step] - 1) < RELATIVE, (degrees, step)
-            assert abs(result.grad_norm / norms[step] - 1) < RELATIVE, (degrees, step)
+            assert abs(result.grad_norm / norms[step] - 1) < RELATIVE, (degrees, step, result, norms)
         for name, master in trainer.states.masters.items():
             rows, columns = local_ranges(master, trainer.mesh)  # type: ignore[arg-type]
             whole = weights[canonical_name(name, model)].detach()
