@@ -63,7 +63,10 @@ class RunResult:
 def launch(
     plan: Plan, data: list[Path], options: RunOptions, make_trainer: MakeTrainer | None = None
 ) -> RunResult:
-    """Run this node's ranks to their end. SeqplanError: a wrong input, mostly before anything is started."""
+    """Run this node's ranks to their end, and print planned beside measured.
+
+    SeqplanError: a wrong input; all but what only a rank can find is told before anything is started.
+    """
     started_already = check_outer_launcher(plan.layout.world_size, os.environ)
     nodes = None if started_already else find_nodes(options, plan.layout.world_size, os.environ)
     files = TextFiles.find(data)
@@ -76,12 +79,21 @@ def launch(
     try:
         job = Job(plan, files, options, device_type, log_dir, make_trainer)
         if nodes is None:
-            return RunResult(0, rank_main(job))
+            return _finished(rank_main(job))
         return _run_ranks(job, nodes)
     except KeyboardInterrupt:  # before the first rank was started
         return RunResult(SIGNAL_BASE + signal.SIGINT)
     finally:
         shutil.rmtree(log_dir, ignore_errors=True)
+
+
+def _finished(summary: RunSummary | None) -> RunResult:
+    """A run that ended well; where rank 0 ran, its table on stdout."""
+    if summary is not None:
+        from seqplan.runtime.progress import summary_table
+
+        Console().print(summary_table(summary))
+    return RunResult(0, summary)
 
 
 def choose_device(plan: Plan, options: RunOptions, local_world_size: int) -> str:
@@ -123,7 +135,7 @@ def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
     with _quiet_torch(), _same_signal_handlers():
         try:
             results: Mapping[int, Any] = elastic_launch(config, rank_main)(job)
-            return RunResult(0, results.get(0))
+            return _finished(results.get(0))
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             if -failure.exitcode == signal.SIGINT:  # Ctrl-C reached a rank before it reached us

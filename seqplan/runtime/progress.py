@@ -89,12 +89,13 @@ def _ratio(measured: float | None, planned: float) -> str:
 def summary_table(summary: RunSummary) -> Table:
     """Planned beside measured, a row a stage: its fullest rank and its slowest rank's median step."""
     measured_by = {
-        "allocated": "memory: largest number of bytes that the GPU allocator held for tensors",
-        "tensors": "memory: largest number of bytes of live tensors, in one step",
+        "allocated": "memory: most bytes that the GPU's allocator held for tensors",
+        "tensors": "memory: most bytes of live tensors during one step",
     }
     table = Table(
         title=f"{summary.steps} steps, loss {summary.first_loss:.4f} to {summary.last_loss:.4f}",
-        caption=f"{measured_by[summary.memory_kind]}; step time: median without the first two steps",
+        caption=f"{measured_by[summary.memory_kind]}\nstep: median time after the first two\n"
+        f"every step: {summary.output_dir}/metrics.jsonl",
     )
     table.add_column("stage", justify="right")
     for what in ("memory", "step"):

@@ -19,8 +19,8 @@ from tests.runtime.fake_run import fake_plan
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 STEPS = 4
-SAME_LOSS = 2e-5
-"""float32 sums in another order, relative, after a few steps of training (measured: 3e-7)."""
+SAME_LOSS = 5e-6
+"""float32 sums in another order, relative, after a few steps of training (measured: 1e-7)."""
 
 SIZES: dict[str, Any] = {
     "num_layers": 2,
