@@ -91,10 +91,8 @@ def _locate(typed: str) -> tuple[Path, str]:
                 )
         if not path.exists():
             hub = _HUB_ID.fullmatch(typed) and path.suffix not in (".json", ".yaml", ".yml")
-            hint = "It looks like a Hugging Face model id: nothing is downloaded; " if hub else ""
-            raise SeqplanError(
-                f"{typed}: no such file.", f"{hint}pass the path of its config.json.".capitalize()
-            )
+            hint = "It looks like a Hugging Face model id; nothing is downloaded. " if hub else ""
+            raise SeqplanError(f"{typed}: no such file.", f"{hint}Pass the path of its config.json.")
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise SeqplanError(f"{typed[:80]}: cannot be read: {error.strerror or error}.") from None
     return path, key

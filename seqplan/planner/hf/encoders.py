@@ -6,6 +6,7 @@ compare with transformers' modules. Heads (masked-token, discriminator, classifi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from seqplan.planner.hf.llama_like import biases, norms
@@ -13,7 +14,9 @@ from seqplan.planner.hf.parts import GATED, PLAIN, rope, sizes, windows
 from seqplan.planner.hf.reader import ConfigReader, Fields, show
 
 
-def base(c: ConfigReader, activation: str = "hidden_act", **over: Any) -> Fields:
+def base(
+    c: ConfigReader, activation: str = "hidden_act", table: Mapping[str, str] = PLAIN, **over: Any
+) -> Fields:
     """BERT: learned positions, token types, a norm on the embeddings, norms after the sum."""
     for key in ("is_decoder", "add_cross_attention"):
         if c.flag(key):
@@ -28,7 +31,7 @@ def base(c: ConfigReader, activation: str = "hidden_act", **over: Any) -> Fields
         **norms(c, "layernorm", "layer_norm_eps", bias=True, position="post"),
         "position": "learned",
         "position_rows": c.size("max_position_embeddings"),
-        "activation": c.choice(activation, PLAIN),
+        "activation": c.choice(activation, table),
         **biases(True, True, True),
         "embedding_norm": True,
         "final_norm": False,
@@ -132,6 +135,8 @@ def _deberta(c: ConfigReader) -> tuple[Fields, list[str], list[dict[str, Any]]]:
     if not fields["position_rows"] and fields["position"] == "learned":
         fields["position"] = "none"
     kinds = c.raw("pos_att_type")
+    if not isinstance(kinds, str):
+        kinds = "|".join(c.words("pos_att_type") or [])
     c.ignore("legacy", "pooler_dropout", "pooler_hidden_act")
     reach = c.optional_size("max_relative_positions", lowest=-1) or -1
     rows = c.optional_size("position_buckets", lowest=-1) or -1
@@ -139,7 +144,7 @@ def _deberta(c: ConfigReader) -> tuple[Fields, list[str], list[dict[str, Any]]]:
     table = (
         [_table("relative_positions.weight", (2 * rows, hidden))] if fields["position"] == "relative" else []
     )
-    return fields, list(kinds.split("|") if isinstance(kinds, str) else kinds or []), table
+    return fields, kinds.split("|"), table
 
 
 def deberta_v2(c: ConfigReader) -> Fields:
@@ -182,15 +187,11 @@ def nomic_bert(c: ConfigReader) -> Fields:
     for key in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "prenorm", "use_rms_norm", "parallel_block"):
         if c.flag(key):
             c.error(f"{key} true is not covered")
-    fields = base(
-        c.over({**c.data, "hidden_act": "gelu"}), token_types=c.optional_size("type_vocab_size", 0) or 0
-    )
     return {
-        **fields,
+        **base(c, table=GATED, token_types=c.optional_size("type_vocab_size", lowest=0) or 0),
         **biases(False, False, False),
         **rope(c),
         "position_rows": 0,
-        "activation": c.choice("hidden_act", GATED),
     }
 
 

@@ -75,14 +75,13 @@ def gpt_neo(c: ConfigReader) -> Fields:
     c.ignore("attention_layers")
     if types is not None:
         try:
-            kinds = [kind for pattern, times in types for _ in range(times) for kind in pattern]
+            count = sum(len(pattern) * times for pattern, times in types)
+            kinds = [kind for pattern, times in types for kind in pattern * times] if count == layers else []
         except (TypeError, ValueError):
             c.error(f"attention_types is {show(types)}, not a list of [[kinds], times]")
         else:
-            if len(kinds) != layers and c.ok("num_hidden_layers"):
-                c.error(
-                    f"attention_types is for {len(kinds)} layers, {c.key('num_hidden_layers')} is {layers}"
-                )
+            if count != layers and c.ok("num_hidden_layers"):
+                c.error(f"attention_types is for {count} layers, {c.key('num_hidden_layers')} is {layers}")
     local = tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "local")
     if local:
         fields |= {"sliding_window": c.size("window_size"), "window_layers": local}

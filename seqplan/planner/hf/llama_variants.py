@@ -30,7 +30,7 @@ def smollm3(c: ConfigReader) -> Fields:
     marks = c.raw("no_rope_layers")
     every = c.size("no_rope_layer_interval", 4)
     if marks is None:
-        marks = [int((layer + 1) % every != 0) for layer in range(min(layers, 10_000))]
+        marks = [int((layer + 1) % every != 0) for layer in range(layers)]
     if not isinstance(marks, list) or (c.ok("num_hidden_layers") and len(marks) != layers):
         c.error(f"no_rope_layers must be a list of {layers} marks")
         marks = []

@@ -130,7 +130,7 @@ def windows(c: ConfigReader, layers: int, is_sliding: Callable[[int], bool] | No
             c.error(f"layer_types has {len(kinds)} entries for {c.key('num_hidden_layers')} {layers}")
         chosen = tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "sliding_attention")
     else:
-        chosen = tuple(i for i in range(min(layers, 10_000)) if is_sliding is None or is_sliding(i))
+        chosen = tuple(i for i in range(layers) if is_sliding is None or is_sliding(i))
     if window is None or not chosen:
         return {}
     return {"sliding_window": window, "window_layers": None if len(chosen) == layers else chosen}

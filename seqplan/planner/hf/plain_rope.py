@@ -37,7 +37,7 @@ def phi_first(c: ConfigReader) -> Fields:
     more = {
         "layer_norm_eps": c.number("layer_norm_epsilon"),
         "rope_theta": 10000.0,
-        "intermediate_size": c.size("intermediate_size", 4 * hidden, f"4 x {c.key('hidden_size')}"),
+        c.key("intermediate_size"): c.size("intermediate_size", 4 * hidden, f"4 x {c.key('hidden_size')}"),
         "hidden_act": c.raw("activation_function"),
         "partial_rotary_factor": min(rotary * heads / hidden, 1.0),
     }

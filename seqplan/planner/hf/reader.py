@@ -26,6 +26,7 @@ CORE = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 transformers' convention holds only what differs from its class's defaults."""
 
 LARGEST_SIZE = 2**31 - 1
+MOST_LAYERS = 100_000
 
 
 @cache
@@ -77,7 +78,7 @@ class ConfigReader:
         known = self.spellings(name)
         self.used.update(known)
         given = [key for key in known if self.data.get(key) is not None]
-        if any(self.data[key] != self.data[given[0]] for key in given):
+        if any(self.data[key] != self.data[given[0]] for key in given[1:]):
             self._fail(name, f"{' and '.join(f'{key} {show(self.data[key])}' for key in given)} disagree")
         return self.data[given[0]] if given else None
 
@@ -156,8 +157,8 @@ class ConfigReader:
             self._fail(name, f"{key} is {value}, not a whole number")
         elif value < lowest:
             self._fail(name, f"{key} is {show(value)} but must be at least {lowest}")
-        elif value > LARGEST_SIZE:
-            self._fail(name, f"{key} is {float(value):.3g}, out of range (at most {LARGEST_SIZE:,})")
+        elif value > (limit := MOST_LAYERS if name == "num_hidden_layers" else LARGEST_SIZE):
+            self._fail(name, f"{key} is {float(value):.3g}, out of range (at most {limit:,})")
         else:
             return int(value)
         return max(lowest, 1)

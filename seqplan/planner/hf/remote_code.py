@@ -87,7 +87,7 @@ def exaone(c: ConfigReader) -> Fields:
 def qwen(c: ConfigReader) -> Fields:
     """Qwen 1: ffn_hidden_size holds both halves of the MLP; q, k, v are biased, no_bias covers the rest."""
     both = c.size("intermediate_size")
-    if both % 2:
+    if both % 2 and c.ok("intermediate_size"):
         c.error(f"{c.key('intermediate_size')} {both} is not even, but holds both halves of a gated MLP")
     c.notes.append(
         f"{c.key('intermediate_size')} {both} is both halves of the gated MLP: each is {both // 2} wide"
