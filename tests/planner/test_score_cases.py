@@ -1,0 +1,201 @@
+"""`score`: many cases at once give the answers of one at a time, and a bad one does not stop the rest."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.question import Question
+from seqplan.planner.results import MemoryEstimate, TimeEstimate
+from seqplan.planner.score_cases import Loaders, score_cases
+from seqplan.planner.search import score
+from seqplan.planner.train_spec import TrainSpec
+from tests.planner.formula_cases import our_trainer
+from tests.planner.samples import cluster, decoder, encoder, gpt2, layout, old_cluster, trainer
+
+MODELS = {"llama": decoder(name="llama"), "bert": encoder(name="bert"), "gpt2": gpt2()}
+CLUSTERS = {"new": cluster(), "old": old_cluster()}
+TRAINERS = {"seqplan": our_trainer(), "other": trainer()}
+
+CASES_CPU_S = 10.0
+"""10,000 cases; about 5 CPU-seconds where nothing else runs."""
+
+
+def named(kind: str, known: Mapping[str, Any], name: str) -> Any:
+    if name not in known:
+        raise SeqplanError(f"no {kind} is called {name}.", "See the list.")
+    return known[name]
+
+
+LOADERS = Loaders(
+    model=lambda name: named("model", MODELS, name),
+    hf_config=lambda config: gpt2(num_layers=config["n_layer"]),
+    cluster=lambda name: named("cluster", CLUSTERS, name),
+    implementation=lambda name: named("implementation", TRAINERS, name),
+)
+
+
+def case(number: int = 0, **changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "id": number,
+        "model": "llama",
+        "cluster": "new",
+        "gpus": 8,
+        "train": {"seq_len": 4096, "global_batch_size": 64},
+        "layout": {"dp": 2, "pp": 1, "tp": 2, "sp": 2, "micro_batch_size": 1},
+        "implementation": "seqplan",
+    }
+    return {**base, **changes}
+
+
+def answers(*cases: Any) -> list[dict[str, Any]]:
+    lines = [each if isinstance(each, str) else json.dumps(each) for each in cases]
+    return list(score_cases(lines, LOADERS))
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    """Cases that differ in everything: the first `count` of a product of choices."""
+    degrees: list[Any] = [(1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 32), (1, 2, 4), (1, 2)]
+    options: list[Any] = [("none", "full"), (0, 3), (512, 4096), (64, 128, 256), MODELS, CLUSTERS]
+    cases = []
+    for number, choice in enumerate(itertools.islice(itertools.product(*degrees, *options), count)):
+        dp, pp, tp, sp, micro, recompute, zero, seq_len, batch, model, where = choice
+        split = {"dp": dp, "pp": pp, "tp": tp, "sp": sp, "micro_batch_size": micro}
+        cases.append(
+            case(
+                number,
+                model=model,
+                cluster=where,
+                gpus=dp * pp * tp * sp,
+                train={"seq_len": seq_len, "global_batch_size": batch},
+                layout={**split, "recompute": recompute, "zero_stage": zero},
+            )
+        )
+    return cases
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal but for the last bits of floats."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float) and isinstance(right, float):
+        return left == pytest.approx(right, rel=1e-9, abs=1e-9)
+    return bool(left == right)
+
+
+def test_many_cases_give_the_answers_of_one_at_a_time() -> None:
+    cases = many(27_000)[::137]
+    found = answers(*cases)
+    assert len({json.dumps(answer["layout"]) for answer in found}) > 50
+    assert {answer["legal"] for answer in found} == {True, False}
+    assert {answer["fits"] for answer in found} == {True, False}
+    for each, answer in zip(cases, found, strict=True):
+        assert answer.pop("id") == each["id"]
+        assert answer.pop("schema") == "seqplan-json/1"
+        asked = Question(
+            model=MODELS[each["model"]],
+            cluster=CLUSTERS[each["cluster"]],
+            gpus=each["gpus"],
+            train=TrainSpec(**each["train"]),
+            implementation=our_trainer(),
+        )
+        alone = score(asked, layout(asked, **each["layout"]))
+        assert same(answer, json.loads(json.dumps(alone.model_dump(mode="json"))))
+
+
+def test_an_answer_has_the_keys_of_the_contract() -> None:
+    (answer,) = answers(case(7))
+    assert answer["id"] == 7
+    assert {"schema", "layout", "legal", "fits", "runnable", "reasons", "memory", "time"} <= set(answer)
+    memory, step = answer["memory"], answer["time"]
+    assert set(MemoryEstimate.model_fields) == set(memory)
+    assert set(TimeEstimate.model_fields) == set(step)
+    for stage in memory["stages"]:
+        assert sum(stage["by_kind"].values()) == pytest.approx(stage["allocated_bytes"])
+        assert stage["allocated_bytes"] + stage["overhead_bytes"] == pytest.approx(stage["peak_bytes"])
+    assert sum(step["by_kind"].values()) == pytest.approx(step["step_time_s"])
+    assert answer["layout"]["attention"] == "ring"
+    assert answer["layout"]["stage_layers"] == [32]
+
+
+def test_a_model_may_be_given_in_four_ways() -> None:
+    fields = MODELS["gpt2"].model_dump(mode="json")
+    train = {"seq_len": 1024, "global_batch_size": 64}
+    found = answers(
+        case(model="gpt2", train=train),
+        case(model={"hf_config": {"n_layer": 12}}, train=train),
+        case(model=fields, train=train),
+        case(model={"hf_config": {"n_layer": 12}}, train=train, implementation=None),
+    )
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+    assert same(found[0], found[3])
+
+
+BAD: list[tuple[Any, str]] = [
+    ("{", "line 2: not JSON"),
+    ("[1]", "line 2: a case is a JSON object, not list"),
+    ({"id": 5}, "case: missing model, cluster, gpus, train, layout"),
+    (case(5, typo=1), "unknown key typo"),
+    (case(5, model="nobody"), "no model is called nobody"),
+    (case(5, model=["llama"]), "model: must be a name, a path"),
+    (case(5, model={"name": "x"}), "missing "),
+    (case(5, cluster="nowhere"), "no cluster is called nowhere"),
+    (case(5, implementation="nothing"), "no implementation is called nothing"),
+    (case(5, gpus=0), "gpus = 0 must be a whole number from 1"),
+    (case(5, gpus=True), "gpus = True must be a whole number from 1"),
+    (case(5, gpus=10**30), "gpus=1000000000000000000000000000000 is more than"),
+    (case(5, train={"seq_len": 0, "global_batch_size": 1}), "seq_len = 0 must be at least 1"),
+    (case(5, train=[]), "train: must be an object"),
+    (case(5, layout={"dp": 8}), "layout: missing pp, tp, sp, micro_batch_size"),
+    (case(5, layout=8), "layout: missing dp"),
+    (case(5, layout={**case()["layout"], "cp": 1}), "layout has no field 'cp'"),
+    (case(5, layout={**case()["layout"], "dp": "2"}), 'dp = "2" must be a whole number'),
+    (case(5, layout={**case()["layout"], "dp": 10**30}), "must be at most"),
+    (case(5, layout={**case()["layout"], "pp": -1}), "pp = -1 must be at least 1"),
+    (case(5, layout={**case()["layout"], "recompute": "half"}), 'recompute = "half" must be one of'),
+]
+
+
+@pytest.mark.parametrize(("bad", "says"), BAD, ids=[says for _, says in BAD])
+def test_a_bad_case_is_an_error_of_its_own(bad: Any, says: str) -> None:
+    before, broken, after = answers(case(1), bad, case(3))
+    assert (before["id"], after["id"]) == (1, 3)
+    assert before["legal"]
+    assert same(before["memory"], after["memory"])
+    assert set(broken) == {"schema", "id", "error"}
+    assert broken["id"] == (bad.get("id") if isinstance(bad, dict) else None)
+    assert says in broken["error"]["message"]
+
+
+def test_an_illegal_layout_is_an_answer_not_an_error() -> None:
+    (answer,) = answers(case(layout={"dp": 3, "pp": 64, "tp": 3, "sp": 1, "micro_batch_size": 1}))
+    assert not answer["legal"]
+    assert answer["memory"] is None
+    rules = {reason["rule"] for reason in answer["reasons"]}
+    assert {"world_size", "tp_heads", "pp_layers", "batch"} <= rules
+
+
+def test_blank_lines_are_no_cases_and_order_is_kept_over_blocks() -> None:
+    layouts = [{**case()["layout"], "dp": dp} for dp in (1, 2)]
+    cases = [json.dumps(case(number, layout=layouts[number % 2])) for number in range(5000)]
+    found = list(score_cases(["", *cases, "  "], LOADERS))
+    assert [answer["id"] for answer in found] == list(range(5000))
+    assert [answer["legal"] for answer in found[:4]] == [False, True, False, True]
+
+
+def test_ten_thousand_cases_are_quick() -> None:
+    lines = [json.dumps(each) for each in many(10_000)]
+    start = time.process_time()
+    found = list(score_cases(lines, LOADERS))
+    assert time.process_time() - start < CASES_CPU_S
+    assert len(found) == 10_000
+    assert not any("error" in answer for answer in found)
