@@ -49,10 +49,13 @@ def console() -> Console:
 def show(parts: Iterable[RenderableType | None]) -> None:
     """Print the parts of one answer, a blank line between them; None is left out."""
     out = console()
-    for number, part in enumerate(part for part in parts if part is not None):
-        if number:
-            out.print()
-        out.print(part)
+    with out.capture() as captured:
+        for number, part in enumerate(part for part in parts if part is not None):
+            if number:
+                out.print()
+            out.print(part)
+    # rich fills every line of a table with spaces, which a file or a pasted answer should not carry.
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def show_json(answer: BaseModel | dict[str, Any]) -> None:
@@ -81,6 +84,11 @@ def gib(size_bytes: float) -> str:
     """Bytes as GiB: two decimals below 100, one above."""
     value = size_bytes / 2**30
     return f"{value:.2f}" if abs(value) < 99.995 else f"{value:,.1f}"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes with their unit: GiB, and MiB where GiB would show no figures."""
+    return f"{gib(size_bytes)} GiB" if size_bytes >= 0.1 * 2**30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 def duration(seconds: float) -> str:

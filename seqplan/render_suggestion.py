@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, Suggestion
-from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, table, text
+from seqplan.render import (
+    bars,
+    block,
+    count,
+    duration,
+    gib,
+    listing,
+    percent,
+    plural,
+    show,
+    size,
+    table,
+    text,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -184,8 +197,8 @@ def others(answer: Suggestion) -> Group | None:
 
 def stage_bars(title: str, stage: StageMemory) -> Group:
     """Memory of one stage by kind, overheads in rows of their own."""
-    kinds = {**stage.by_kind, **{f"{kind} (overhead)": size for kind, size in stage.overhead_by_kind.items()}}
-    parts = [(kind.replace("_", " "), size, f"{gib(size)} GiB") for kind, size in kinds.items() if size > 0]
+    kinds = {**stage.by_kind, **{f"{kind} (overhead)": held for kind, held in stage.overhead_by_kind.items()}}
+    parts = [(kind.replace("_", " "), held, size(held)) for kind, held in kinds.items() if held > 0]
     return bars(title, parts, stage.peak_bytes)
 
 

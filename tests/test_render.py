@@ -36,6 +36,8 @@ def question() -> Question:
         (render.gib(99.996 * GIB), "100.0"),
         (render.gib(12345.67 * GIB), "12,345.7"),
         (render.gib(-0.25 * GIB), "-0.25"),
+        (render.size(1.5 * GIB), "1.50 GiB"),
+        (render.size(0.0999 * GIB), "102.3 MiB"),
         (render.duration(4.2149), "4.21 s"),
         (render.duration(0.99951), "1.00 s"),
         (render.duration(0.0351), "35.1 ms"),
