@@ -50,7 +50,7 @@ def train(
         dist.init_process_group("gloo", timeout=timeout)
     _check_same_data(files)
     trainer = (make_trainer or build_trainer)(plan, device, options)
-    _limit_all_groups(timeout)
+    limit_all_groups(timeout)
     loop = _Loop(trainer, text_data(plan, files, options, trainer.mesh), options, device)
     summary = None
     if dist.get_rank() == 0:
@@ -151,7 +151,7 @@ def _check_same_data(files: TextFiles) -> None:
         )
 
 
-def _limit_all_groups(timeout: timedelta) -> None:
+def limit_all_groups(timeout: timedelta) -> None:
     """Apply the timeout to every process group: those of a mesh get torch's default of 10 to 30 minutes."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(timeout, group)
