@@ -118,8 +118,9 @@ def _read(data: Mapping[str, Any], where: str, name: str, nested: bool = False) 
     reader.notes += notes
     fields = family.read(reader)
     fields = _with_head(reader, family, fields)
-    _odd(reader, fields)
-    reader.finish(where, kind)
+    odd = _odd(reader, fields)
+    reader.finish(where, kind, odd)
+    reader.notes += odd
     return _finish(
         reader, {"name": name, "family": kind, "architecture": "decoder", **fields}, where, defaults
     )
@@ -166,15 +167,17 @@ def _model_type(data: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
     )
 
 
-def _odd(reader: ConfigReader, fields: Fields) -> None:
+def _odd(reader: ConfigReader, fields: Fields) -> list[str]:
     """Sizes that are allowed but are more often a slip."""
-    if reader.ok("intermediate_size", "hidden_size") and fields["ffn_hidden_size"] < fields["hidden_size"]:
-        reader.notes.append(
-            f"{reader.key('intermediate_size')} {fields['ffn_hidden_size']} is less than"
-            f" {reader.key('hidden_size')} {fields['hidden_size']}"
+    found = []
+    vocab, ffn, hidden = fields["vocab_size"], fields["ffn_hidden_size"], fields["hidden_size"]
+    if reader.ok("intermediate_size", "hidden_size") and ffn < hidden:
+        found.append(
+            f"{reader.key('intermediate_size')} {ffn} is less than {reader.key('hidden_size')} {hidden}"
         )
-    if reader.ok("vocab_size") and fields["vocab_size"] < 256:
-        reader.notes.append(f"vocab_size {fields['vocab_size']} is less than the 256 bytes")
+    if reader.ok("vocab_size") and vocab < 256:
+        found.append(f"vocab_size {vocab} is less than the 256 bytes")
+    return found
 
 
 def _finish(reader: ConfigReader, fields: Fields, where: str, defaults: Mapping[str, Any]) -> LoadedModel:
@@ -196,12 +199,16 @@ def _finish(reader: ConfigReader, fields: Fields, where: str, defaults: Mapping[
     for key, what in _LEFT_OUT.items():
         if reader.data.get(key):
             notes.append(f"{key}: {what} left out")
-    foreign = [key for key in _MEANINGFUL if reader.data.get(key) not in (None, False, 0, [], "", {})]
-    foreign = [key for key in foreign if key not in reader.used]
+    foreign = [key for key in _MEANINGFUL if key not in reader.used and _says_something(reader.data.get(key))]
     if foreign:
         shown = ", ".join(f"{key} {show(reader.data[key])}" for key in foreign)
         notes.append(f"warning: keys of other families, without effect in {spec.family}: {shown}")
     return LoadedModel(spec=spec, notes=tuple(notes))
+
+
+def _says_something(value: Any) -> bool:
+    """Whether an option is on: not absent, empty, false, nothing or a factor of one."""
+    return value is True or value not in (None, False, 0, 1, [], "", {})
 
 
 def _in_their_words(reader: ConfigReader, text: str) -> str:

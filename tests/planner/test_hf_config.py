@@ -119,6 +119,7 @@ NOTES: list[tuple[dict[str, Any], str]] = [
     ({"intermediate_size": 100}, "intermediate_size 100 is less than hidden_size 4096"),
     ({"sliding_window": 1024, "_sliding_window_pattern": 6},
      "keys of other families, without effect in llama: _sliding_window_pattern 6, sliding_window 1024"),
+    ({"alibi": True, "rotary_pct": 1.0}, "keys of other families, without effect in llama: alibi true"),
     ({"model_type": None}, "no model_type: read as llama, after the class LlamaForCausalLM"),
 ]  # fmt: skip
 

@@ -66,3 +66,9 @@ def test_a_whole_float_passes() -> None:
 def test_two_names_for_one_size_must_agree() -> None:
     assert read_model({**GPT2, "num_hidden_layers": 12}).spec.num_layers == 12
     assert "n_layer 12 and num_hidden_layers 24 disagree" in refusal({**GPT2, "num_hidden_layers": 24})
+
+
+def test_what_is_odd_stands_beside_what_is_wrong() -> None:
+    sizes = {"hidden_size": 8196, "intermediate_size": 8000, "vocab_size": 69}
+    text = refusal({**LLAMA, **sizes, "num_attention_heads": 64, "num_key_value_heads": 64})
+    assert "Also odd: intermediate_size 8000 is less than hidden_size 8196, vocab_size 69 is less" in text

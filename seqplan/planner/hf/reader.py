@@ -244,16 +244,14 @@ class ConfigReader:
         """A rule between values is broken, or an option is not covered."""
         self.errors.append(text)
 
-    def finish(self, where: str, family: str) -> None:
-        """Raises all faults as one error."""
+    def finish(self, where: str, family: str, odd: list[str]) -> None:
+        """Raises all faults as one error; what is only odd goes into its hint, where it may explain them."""
         parts = []
         if self.missing:
             parts.append(f"missing {', '.join(self.missing)}")
         parts += self.errors
         if parts:
-            hint = (
-                f"No default is taken for {'them' if len(self.missing) > 1 else 'it'}."
-                if self.missing
-                else ""
-            )
-            raise SeqplanError(f"{where}: {'; '.join(parts)} (model_type {family}).", hint)
+            them = "them" if len(self.missing) > 1 else "it"
+            hints = [f"No default is taken for {them}."] if self.missing else []
+            hints += [f"Also odd: {', '.join(odd)}."] if odd else []
+            raise SeqplanError(f"{where}: {'; '.join(parts)} (model_type {family}).", " ".join(hints))

@@ -14,9 +14,9 @@ LLAMA_THETA = 10000.0
 """The base of RoPE where the code has a constant (RoFormer, arXiv 2104.09864, section 3.2.2)."""
 
 
-def _llama_sizes(c: ConfigReader) -> Fields:
+def _llama_sizes(c: ConfigReader, kv_heads: bool = True) -> Fields:
     return {
-        **sizes(c, free_head_dim=False),
+        **sizes(c, free_head_dim=False, kv_heads=kv_heads),
         "ffn_hidden_size": c.size("intermediate_size"),
         **norms(c, "rmsnorm", "rms_norm_eps"),
         **rope(c, LLAMA_THETA),
@@ -29,20 +29,20 @@ def yi(c: ConfigReader) -> Fields:
     return {**_llama_sizes(c), **biases(False, False, False)}
 
 
-def internlm(c: ConfigReader) -> Fields:
+def internlm(c: ConfigReader, kv_heads: bool = False) -> Fields:
     """InternLM 1: `bias` is that of the four attention projections."""
     bias = c.flag("bias", otherwise=True)
-    return {**_llama_sizes(c), **biases(bias, bias, False)}
+    return {**_llama_sizes(c, kv_heads), **biases(bias, bias, False)}
 
 
 def internlm2(c: ConfigReader) -> Fields:
     """InternLM 2: the same with q, k and v in one matrix; kv heads are grouped."""
-    return internlm(c)
+    return internlm(c, kv_heads=True)
 
 
 def baichuan(c: ConfigReader) -> Fields:
     """Baichuan 1 and 2: no kv heads, no biases. The 13B, told by its 40 layers, has ALiBi instead of RoPE."""
-    fields = {**_llama_sizes(c), **biases(False, False, False)}
+    fields = {**_llama_sizes(c, kv_heads=False), **biases(False, False, False)}
     if fields["num_layers"] == 40 and fields["hidden_size"] == 5120:
         c.notes.append(
             "Baichuan-13B (40 layers of 5120): ALiBi instead of rotary positions, as in its own code"
