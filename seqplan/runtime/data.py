@@ -21,11 +21,12 @@ from torch import Tensor
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import Layout
 from seqplan.planner.train_spec import TrainSpec
-from seqplan.runtime.masked_tokens import NOT_COUNTED, mask_tokens
+from seqplan.runtime.masked_tokens import mask_tokens
 from seqplan.runtime.random_field import hash_bits, seed_of
 from seqplan.runtime.sample_order import SampleOrder, global_row
 from seqplan.runtime.sequence_split import chunks
 from seqplan.runtime.text_files import ByteTokens, TextFiles
+from seqplan.runtime.vocab_parallel import IGNORED_LABEL
 
 NUM_BYTES = 256
 """Byte tokens are 0..255; the model's further ids are the mask (encoder) and the end of a file."""
@@ -38,7 +39,7 @@ class MicroBatch:
     tokens: Tensor
     """[B, S] int64."""
     labels: Tensor
-    """[B, S] int64; NOT_COUNTED (-100) where there is nothing to predict."""
+    """[B, S] int64; IGNORED_LABEL (-100) where there is nothing to predict."""
     valid: Tensor | None
     """[B, S] bool: keys that are not padding. None when every token of every sp rank's part is one."""
     positions: Tensor
@@ -146,11 +147,11 @@ class Data(ABC):
                 mask_token=self.mask_token,
                 num_plain_tokens=self.num_plain_tokens,
             )
-            labels_BS = labels_BS.where(real_BS, NOT_COUNTED)
+            labels_BS = labels_BS.where(real_BS, IGNORED_LABEL)
             tokens_BS = tokens_BS.where(real_BS, 0)
         else:
             has_next_BS = self.positions_S[None, :] + 1 < lengths_B[:, None]
-            labels_BS = next_BS.where(has_next_BS, NOT_COUNTED)
+            labels_BS = next_BS.where(has_next_BS, IGNORED_LABEL)
         # Decided by the whole rows, so that all sp ranks agree on whether a mask travels with the keys.
         padded = bool((lengths_B < self.part.seq_len).any())
         return MicroBatch(

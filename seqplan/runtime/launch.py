@@ -63,23 +63,26 @@ class RunResult:
 def launch(
     plan: Plan, data: list[Path], options: RunOptions, make_trainer: MakeTrainer | None = None
 ) -> RunResult:
-    """Run this node's ranks to their end, and print planned beside measured.
+    """Run this node's ranks to their end; planned beside measured is in the summary, for the caller to print.
 
     SeqplanError: a wrong input; all but what only a rank can find is told before anything is started.
     """
     started_already = check_outer_launcher(plan.layout.world_size, os.environ)
     nodes = None if started_already else find_nodes(options, plan.layout.world_size, os.environ)
     files = TextFiles.find(data)
+    _make_folder(options.output_dir)
     local_world_size = nodes.local_world_size if nodes else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     _set_environment(_threads(plan, local_world_size))
     if nodes:
         _start_fork_server()
     device_type = choose_device(plan, options, local_world_size)
+    if nodes is None:  # this process is one of the ranks, and whoever started it reports how it ends
+        from seqplan.runtime.train import train
+
+        return RunResult(0, train(plan, files, options, device_type, make_trainer))
     log_dir = Path(tempfile.mkdtemp(prefix="seqplan-run-"))
     try:
         job = Job(plan, files, options, device_type, log_dir, make_trainer)
-        if nodes is None:
-            return _finished(rank_main(job))
         return _run_ranks(job, nodes)
     except KeyboardInterrupt:  # before the first rank was started
         return RunResult(SIGNAL_BASE + signal.SIGINT)
@@ -87,13 +90,15 @@ def launch(
         shutil.rmtree(log_dir, ignore_errors=True)
 
 
-def _finished(summary: RunSummary | None) -> RunResult:
-    """A run that ended well; where rank 0 ran, its table on stdout."""
-    if summary is not None:
-        from seqplan.runtime.progress import summary_table
-
-        Console().print(summary_table(summary))
-    return RunResult(0, summary)
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SeqplanError(
+            f"output_dir={folder} cannot be written to ({error.strerror}).", "Choose another --output-dir."
+        ) from None
 
 
 def choose_device(plan: Plan, options: RunOptions, local_world_size: int) -> str:
@@ -135,7 +140,7 @@ def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
     with _quiet_torch(), _same_signal_handlers():
         try:
             results: Mapping[int, Any] = elastic_launch(config, rank_main)(job)
-            return _finished(results.get(0))
+            return RunResult(0, results.get(0))
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             if -failure.exitcode == signal.SIGINT:  # Ctrl-C reached a rank before it reached us

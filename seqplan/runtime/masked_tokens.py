@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from seqplan.runtime.random_field import hash_bits, seed_of
+from seqplan.runtime.vocab_parallel import IGNORED_LABEL
 
 CHOSEN_PROBABILITY = 0.15
 MASK_SHARE = 0.8
 RANDOM_SHARE = 0.1
-NOT_COUNTED = -100
-"""Label of a position that has no part in the loss: the `ignore_index` of torch's cross-entropy."""
 
 
 def _uniform(seed: int, rows_B: Tensor, cols_S: Tensor) -> Tensor:
@@ -35,10 +34,10 @@ def mask_tokens(
     mask_token: int,
     num_plain_tokens: int,
 ) -> tuple[Tensor, Tensor]:
-    """-> (tokens [B, S] with some replaced, labels [B, S]: the original where chosen, else NOT_COUNTED)."""
+    """-> (tokens [B, S] with some replaced, labels [B, S]: the original where chosen, else IGNORED_LABEL)."""
     chosen = _uniform(seed_of(seed, "masked: which"), draws_B, positions_S) < CHOSEN_PROBABILITY
     how = _uniform(seed_of(seed, "masked: how"), draws_B, positions_S)
     other = hash_bits(seed_of(seed, "masked: random token"), draws_B, positions_S).long() % num_plain_tokens
     replaced = torch.where(how < MASK_SHARE, torch.full_like(tokens_BS, mask_token), tokens_BS)
     replaced = torch.where((how >= MASK_SHARE) & (how < MASK_SHARE + RANDOM_SHARE), other, replaced)
-    return torch.where(chosen, replaced, tokens_BS), torch.where(chosen, tokens_BS, NOT_COUNTED)
+    return torch.where(chosen, replaced, tokens_BS), torch.where(chosen, tokens_BS, IGNORED_LABEL)

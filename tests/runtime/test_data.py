@@ -12,8 +12,8 @@ from torch import Tensor
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.data import BatchPart, Data, SyntheticData, TextData, special_tokens
-from seqplan.runtime.masked_tokens import NOT_COUNTED
 from seqplan.runtime.text_files import TextFiles
+from seqplan.runtime.vocab_parallel import IGNORED_LABEL
 
 SEQ_LEN = 24
 BATCH = 8
@@ -132,7 +132,7 @@ def test_masking_follows_bert(files: TextFiles) -> None:
     plain.num_plain_tokens = data.num_plain_tokens
     original = plain.micro_batches(0)[0].tokens
     micro_batch = data.micro_batches(0)[0]
-    chosen = micro_batch.labels != NOT_COUNTED
+    chosen = micro_batch.labels != IGNORED_LABEL
     n = original.numel()
     assert abs(chosen.sum() - 0.15 * n) < 5 * (n * 0.15 * 0.85) ** 0.5
     assert torch.equal(micro_batch.labels[chosen], original[chosen])
@@ -145,7 +145,7 @@ def test_masking_follows_bert(files: TextFiles) -> None:
     assert abs(kept.sum() - (0.1 + 0.1 / 299) * n) < 5 * (n * 0.1 * 0.9) ** 0.5
     # A later epoch masks other positions: the choice depends on the draw, not on the sample.
     again = data.micro_batches(1)[0]
-    assert not torch.equal(again.labels != NOT_COUNTED, chosen)
+    assert not torch.equal(again.labels != IGNORED_LABEL, chosen)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -160,11 +160,11 @@ def test_a_text_shorter_than_a_sample_is_padded(tmp_path: Path, masked: bool) ->
         assert micro_batch.valid is not None
         real = (micro_batch.positions < num_real).expand(8, -1)
         assert torch.equal(micro_batch.valid, real)
-        assert (micro_batch.labels[~real] == NOT_COUNTED).all()
+        assert (micro_batch.labels[~real] == IGNORED_LABEL).all()
         assert (micro_batch.tokens[~real] == 0).all()
         if not masked:
             has_next = (micro_batch.positions < num_real - 1).expand(8, -1)
-            assert torch.equal(micro_batch.labels != NOT_COUNTED, has_next)
+            assert torch.equal(micro_batch.labels != IGNORED_LABEL, has_next)
 
 
 def test_synthetic_padding_gives_unequal_counts() -> None:
@@ -174,8 +174,8 @@ def test_synthetic_padding_gives_unequal_counts() -> None:
     assert full.valid is None
     assert short.valid is not None
     assert short.valid.sum(1).tolist() == [2, 3]
-    assert (short.labels != NOT_COUNTED).sum(1).tolist() == [1, 2]
-    assert (full.labels != NOT_COUNTED).sum(1).tolist() == [23, 23]
+    assert (short.labels != IGNORED_LABEL).sum(1).tolist() == [1, 2]
+    assert (full.labels != IGNORED_LABEL).sum(1).tolist() == [23, 23]
     assert int(full.tokens.max()) < 50
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.failures import classify, explain_failure, record_failure, stack_file
-from seqplan.runtime.launch import choose_device
+from seqplan.runtime.launch import choose_device, launch
 from seqplan.runtime.nodes import Nodes, check_outer_launcher, find_nodes, first_host
 from seqplan.runtime.options import RunOptions
 from tests.runtime.fake_run import fake_plan, fake_run
@@ -97,6 +97,28 @@ def test_a_wrong_world_size_stops_before_anything_is_started(
     with pytest.raises(SeqplanError, match="The plan needs 2 ranks, but 3 were started"):
         fake_run("well", 2, tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_under_an_outer_launcher_this_process_is_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    devices = []
+    monkeypatch.setattr(
+        "seqplan.runtime.train.train", lambda plan, files, options, device, make: devices.append(device)
+    )
+    assert fake_run("well", 2, tmp_path).exit_code == 0
+    assert devices == ["cpu"]
+
+
+def test_a_place_that_cannot_be_written_stops_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a file, not a folder")
+    with pytest.raises(SeqplanError, match=r"output_dir=.*text.txt cannot be written to \(File exists\)"):
+        launch(fake_plan(2), [tmp_path / "text.txt"], RunOptions(steps=1, output_dir=tmp_path / "text.txt"))
 
 
 def test_a_plan_for_gpus_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
