@@ -111,6 +111,12 @@ def _one_of(column: Ints, names: Sequence[object], allowed: Container[object]) -
     return ok
 
 
+def _over_tp_broken(question: Question, table: LayoutTable) -> Bools:
+    has = question.implementation.capabilities.tp_sequence_parallel
+    wrong: Bools = (table.tp > 1) & ~_one_of(table.tp_sequence_parallel, (False, True), has)
+    return wrong
+
+
 def _unsupported(question: Question, field: str, value: object, has: Iterable[object]) -> str:
     shown = str(value).lower() if isinstance(value, bool) else value
     good = [str(item).lower() if isinstance(item, bool) else item for item in has]
@@ -179,12 +185,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trainer_tp_sequence_parallel",
         "trainer",
-        lambda q, t: (
-            (t.tp > 1)
-            & ~np.isin(
-                t.tp_sequence_parallel, [int(b) for b in q.implementation.capabilities.tp_sequence_parallel]
-            )
-        ),
+        _over_tp_broken,
         lambda q, x: _unsupported(
             q,
             "tp_sequence_parallel",
