@@ -94,13 +94,11 @@ def explain(
     """Show one layout in full, by stage and kind, legal or not: of a plan file, or typed as --layout."""
     from seqplan import cli_inputs, render, render_layout
     from seqplan.planner import search
-    from seqplan.planner.layout import parse_layout
 
     if layout is None:
         asked, chosen = cli_inputs.read_plan(Path(subject), ask, pins)
     else:
-        asked = cli_inputs.read_question(subject, ask)
-        chosen = parse_layout(layout, asked.question, pins.given())
+        asked, chosen = cli_inputs.read_layout(subject, layout, ask, pins)
     scored = search.score(asked.question, chosen)
     scored = scored.model_copy(update={"warnings": (*asked.warnings, *scored.warnings)})
     if as_json:

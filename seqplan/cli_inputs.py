@@ -6,6 +6,7 @@ number is fine by itself, so no reader further in can see them.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from seqplan import profiles
 from seqplan.cli_options import Ask, build, flag_name
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout import Layout
+from seqplan.planner.layout import AXES, Layout, parse_degrees, parse_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.plan import load_plan, plan_warnings
 from seqplan.planner.question import Pins, Question
@@ -82,6 +83,22 @@ def read_question(model: str, ask: Ask) -> Asked:
         implementation=profiles.load_implementation(ask.implementation),
     )
     return Asked(question, [*notes, *model_notes], batch_warnings(train))
+
+
+def read_layout(model: str, typed: str, ask: Ask, pins: Pins) -> tuple[Asked, Layout]:
+    """The question, and a layout typed as dp2,pp1,tp4,sp8; its own size is the default of --gpus."""
+    given = parse_degrees(typed) | pins.given()
+    world_size = math.prod(degree for axis in AXES if isinstance(degree := given.get(axis, 1), int))
+    if ask.gpus is not None or ask.nodes is not None or world_size < 1:
+        asked = read_question(model, ask)
+    else:
+        try:
+            asked = read_question(model, ask.model_copy(update={"gpus": world_size}))
+        except (
+            SeqplanError
+        ):  # no whole nodes: against the whole cluster, where the product is one of the reasons
+            asked = read_question(model, ask)
+    return asked, parse_layout(typed, asked.question, pins.given())
 
 
 def read_plan(path: Path, ask: Ask, pins: Pins) -> tuple[Asked, Layout]:

@@ -167,6 +167,23 @@ def test_explain_a_legal_layout(seqplan: Seqplan) -> None:
     assert sum(scored["time"]["by_kind"].values()) == pytest.approx(scored["time"]["step_time_s"], rel=1e-9)
 
 
+def test_a_typed_layout_says_how_many_devices(seqplan: Seqplan) -> None:
+    sizes = ["--cluster", "dgx-h100", "--seq-len", "4096", "--global-batch-size", "64"]
+    shown = seqplan("explain", "llama3-8b", "--layout", "dp4,tp8,sp2", *sizes)
+    assert shown.status == 0
+    # 4 x 8 x 2 devices, 8 a node.
+    assert shown.out.splitlines()[0] == "llama3-8b on 64 x h100-sxm of dgx-h100 (8 nodes)"
+    other = json.loads(
+        seqplan("explain", "llama3-8b", "--layout", "dp4,tp8", *sizes, "--gpus", "8", "--json").out
+    )
+    assert not other["legal"]
+    assert any("32" in reason["message"] and "8" in reason["message"] for reason in other["reasons"])
+    # 21 devices are no whole nodes, and 3 divides no batch of 64, 7 no 32 heads: all of it is said.
+    other = json.loads(seqplan("explain", "llama3-8b", "--layout", "dp3,tp7", *sizes, "--json").out)
+    said = " ".join(reason["message"] for reason in other["reasons"])
+    assert all(number in said for number in ("21", "dp=3", "tp=7"))
+
+
 def test_explain_an_illegal_layout_gives_every_reason(seqplan: Seqplan) -> None:
     # BERT-Large has 16 heads and an MLP of 4096: 3 divides neither; and 16 x 3 = 48 devices are not 64.
     done = seqplan("explain", *BERT, "--layout", "dp16,pp1,tp3,sp1", "--json")
