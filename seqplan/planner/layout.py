@@ -53,16 +53,22 @@ class Layout(Spec):
     num_virtual_stages: int = Field(
         default=1, ge=1, le=LARGEST_DEGREE, description="interleaved chunks a rank"
     )
-    recompute: Recompute = "none"
+    recompute: Recompute = Field(
+        default="none", description="what backward computes again; selective: core attention only"
+    )
     recompute_layers: int | None = Field(
         default=None, ge=0, le=LARGEST_COUNT, description="how many of a stage's layers; None: all"
     )
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=0, description="0: replicated; shards optimizer (1), gradients too (2), weights too (3)"
+    )
     zero_shard_size: int | None = Field(
         default=None, ge=1, le=LARGEST_COUNT, description="ranks of dp x sp that share states; None: all"
     )
     precision: Literal["fp32", "bf16", "fp16"]
-    tp_sequence_parallel: bool = False
+    tp_sequence_parallel: bool = Field(
+        default=False, description="norms and residuals split over tp by tokens"
+    )
     mesh_order: tuple[str, ...] = Field(default=DEFAULT_MESH_ORDER, description="outermost to innermost")
     stage_layers: tuple[int, ...] = Field(description="layers of each pipeline stage")
 
