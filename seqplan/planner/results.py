@@ -67,7 +67,9 @@ class TimeEstimate(Spec):
     tokens_per_s_per_gpu: float
     mfu: float
     by_kind: dict[str, float] = Field(description="seconds, one entry for each of TIME_KINDS")
-    bubble_fraction: float = Field(description="share of the step that the average stage waits in the pipeline")
+    bubble_fraction: float = Field(
+        description="share of the step that the average stage waits in the pipeline"
+    )
     notes: tuple[str, ...] = Field(default=(), description="assumptions such as which overlaps were counted")
 
 
@@ -85,7 +87,11 @@ class ScoredLayout(Spec):
 
 
 class Rejected(Spec):
-    """How many candidates fell to one rule, with one of them as example."""
+    """How many candidates fell to one rule, with one of them as example.
+
+    A candidate counts once, under the first rule that it breaks (memory comes last), so that the counts and
+    `fitting` add up to `candidates`.
+    """
 
     rule: str
     count: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from seqplan.planner.layout import AXES, Layout
+from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import check_pins, trainer_choices
 from seqplan.planner.legality import Verdict, verdict
 from seqplan.planner.memory_model import memory_estimate
@@ -73,6 +73,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit = what_would_fit(question, pins)
     ranked = tuple(score(question, layout) for layout in found.best)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
+    padding = [vocab_padding(question, ranked[0].layout.tp)] if ranked else []
     return Suggestion(
         pick=ranked[0] if ranked else None,
         ranked=ranked,
@@ -83,21 +84,13 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit=would_fit,
         nearest_miss=nearest,
         with_other_trainers=others,
-        notes=_notes(question, pins, ranked),
-        warnings=warnings,
+        notes=(*assumptions(question), *padding, *_pinned(pins)),
+        warnings=tuple(text for text in warnings if text not in padding),
         elapsed_s=time.perf_counter() - start,
     )
 
 
-def _notes(question: Question, pins: Pins, ranked: tuple[ScoredLayout, ...]) -> tuple[str, ...]:
-    notes = list(assumptions(question))
-    if ranked:
-        padding = vocab_padding(question, ranked[0].layout.tp)
-        notes += [padding] if padding not in ranked[0].warnings else []
-    pinned = pins.given()
-    if pinned:
-        shown = ", ".join(f"{name}={value}" for name, value in pinned.items())
-        notes.append(
-            f"Pinned: {shown}; only {', '.join(a for a in AXES if a not in pinned) or 'no degree'} free."
-        )
-    return tuple(notes)
+def _pinned(pins: Pins) -> list[str]:
+    """What the search was not free to choose."""
+    given = ", ".join(f"{name}={value}" for name, value in pins.given().items())
+    return [f"Pinned: {given}."] if given else []

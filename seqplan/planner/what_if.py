@@ -37,7 +37,8 @@ def what_would_fit(question: Question, pins: Pins) -> tuple[str, ...]:
     lines += _with_shorter_sequences(question, pins)
     tried = _tried(question, pins)
     if tried:
-        lines.append(f"Not enough on {question.gpus} GPUs: {tried}.")
+        devices = f"{question.gpus} GPU{'s' * (question.gpus > 1)}"
+        lines.append(f"Not enough on {devices}: {tried}.")
     return tuple(lines)
 
 
@@ -114,7 +115,7 @@ def _with_more_gpus(question: Question, pins: Pins) -> list[str]:
         layout = _best(larger, free_pins)
         if layout is not None:
             nodes = -(-gpus // question.cluster.gpus_per_node)
-            return [f"{gpus} GPUs ({nodes} nodes): {_shown(larger, layout)}"]
+            return [f"{gpus} GPUs ({nodes} node{'s' * (nodes > 1)}): {_shown(larger, layout)}"]
     return [f"Up to {gpus} GPUs were tried: nothing fits."]
 
 
@@ -141,6 +142,6 @@ def _tried(question: Question, pins: Pins) -> str:
         tried.append("recompute=full")
     if "zero_stage" not in given:
         tried.append(f"zero_stage={max(has.zero_stages)}")
-    if "sp" not in given:
+    if "sp" not in given and question.gpus > 1:
         tried.append(f"every legal sp up to {question.gpus}")
     return ", ".join(tried)
