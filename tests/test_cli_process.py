@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -36,6 +38,44 @@ def test_suggest_never_loads_torch() -> None:
     )
     assert "Pick: " in done.stdout
     assert done.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.ranks
+def test_a_plan_is_trained_and_compared(tmp_path: Path) -> None:
+    """The whole line: suggest, plan.yaml, run on real text, planned beside measured."""
+    text = tmp_path / "text.py"
+    text.write_bytes(Path(os.__file__).read_bytes())
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    asked = [
+        "tiny",
+        "--cluster",
+        "local",
+        "--gpus",
+        "2",
+        "--sp",
+        "2",
+        "--seq-len",
+        "128",
+        "--global-batch-size",
+        "4",
+    ]
+    planned = start("suggest", *asked, "-o", "plan.yaml", "--json", cwd=tmp_path, env=environment)
+    pick = json.loads(planned.communicate(timeout=60)[0])["pick"]
+    trained = start(
+        "run", "plan.yaml", "--data", "text.py", "--steps", "4", "--json", cwd=tmp_path, env=environment
+    )
+    out, err = trained.communicate(timeout=200)
+    assert trained.returncode == 0, err
+    summary = json.loads(out)
+    assert summary["schema"] == "seqplan-json/1"
+    assert summary["steps"] == 4
+    # Untrained weights know nothing of the 260 tokens (log 260); four steps know more.
+    assert summary["last_loss"] < summary["first_loss"] < 1.1 * math.log(260)
+    [stage] = summary["stages"]
+    assert stage["planned_memory_bytes"] == pytest.approx(pick["memory"]["allocated_bytes"], rel=1e-9)
+    assert stage["measured_memory_bytes"] == pytest.approx(stage["planned_memory_bytes"], rel=0.05)
+    lines = (tmp_path / "seqplan-run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
 
 
 def test_a_reader_that_leaves_is_no_fault() -> None:
