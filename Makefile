@@ -41,7 +41,7 @@ demo: $(STAMP)
 	  --data "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/asyncio"
 
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q
+	@OMP_NUM_THREADS=1 $(PY) -m pytest
 
 # The architecture test is part of the suite; it runs here first too, because it costs a second and fails early.
 static: $(STAMP)
