@@ -8,6 +8,7 @@ fault of our own shows a traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ BROKEN_PIPE = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     typed = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot show is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             status = _command(typed)

@@ -55,7 +55,11 @@ def show_clusters(clusters: Sequence[ClusterSpec]) -> None:
     columns = ("cluster", "device", "a node", "nodes", "GiB", "best TFLOP/s", "in node", "between")
     rows = []
     for cluster in clusters:
-        dtype, peak = max(cluster.device.peak_flops_per_s.items(), key=lambda item: float(item[1]))
+        # fp8 is no compute dtype of a plan: its peak would promise what nobody gets.
+        peaks = {
+            dtype: float(peak) for dtype, peak in cluster.device.peak_flops_per_s.items() if dtype != "fp8"
+        }
+        best = max(peaks, key=lambda dtype: peaks[dtype])
         rows.append(
             [
                 cluster.name,
@@ -63,7 +67,7 @@ def show_clusters(clusters: Sequence[ClusterSpec]) -> None:
                 str(cluster.gpus_per_node),
                 str(cluster.num_nodes),
                 gib(cluster.device.memory_bytes),
-                f"{count(peak / 1e12)} {dtype}",
+                f"{peaks[best] / 1e12:,.3g} {best}",
                 rate(cluster.intra_node),
                 rate(cluster.inter_node),
             ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from seqplan import __version__
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Pins
 from tests.command_line import BERT, TINY, Seqplan, refusal, replaced, runner
@@ -234,6 +235,16 @@ def test_models_and_clusters(seqplan: Seqplan) -> None:
     assert shown.status == 0
     assert "source" in shown.out
     assert seqplan("models", "llama3-8b").out.startswith("llama3-8b: decoder, 8,030,261,248 parameters")
+
+
+def test_clusters_show_the_best_peak_that_a_plan_can_use(seqplan: Seqplan) -> None:
+    # H100 SXM: 989.4 dense TFLOP/s in bf16; its 1,979 are fp8.
+    [line] = [line for line in seqplan("clusters").out.splitlines() if line.startswith("dgx-h100")]
+    assert " 989 " in line
+
+
+def test_version(seqplan: Seqplan) -> None:
+    assert seqplan("--version") == (0, f"seqplan {__version__}\n", "")
 
 
 def test_models_json_is_the_contract(seqplan: Seqplan) -> None:

@@ -117,6 +117,25 @@ def test_two_writers_leave_one_whole_plan(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "plan.yaml").read_text())["layout"]["sp"] in (1, 2)
 
 
+def test_a_terminal_without_unicode_still_gets_the_answer(tmp_path: Path) -> None:
+    folder = tmp_path / "mod\u00e8le"
+    folder.mkdir()
+    config = {
+        "model_type": "gpt2",
+        "n_layer": 2,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_positions": 64,
+        "vocab_size": 512,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    process = start("models", str(folder), env=environment)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "mod\\xe8le" in out
+
+
 def test_a_full_disk_is_one_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
