@@ -61,8 +61,9 @@ def _use_tp(question: Question, tp: int) -> str:
         text += (
             f", of which {listed(by_all, 'and')} also divide{'s' * (len(by_all) == 1)} ffn_hidden_size={ffn}"
         )
-    nearest = min(by_all, key=lambda value: (abs(value - tp), value))
-    return f"{text}; the nearest that works is {nearest}."
+    here = [value for value in by_all if question.gpus % value == 0]
+    nearest = min(here, key=lambda value: (abs(value - tp), value))
+    return f"{text}; on {question.gpus} GPUs the nearest that works is {nearest}."
 
 
 def _heads_broken(question: Question, table: LayoutTable) -> Bools:
