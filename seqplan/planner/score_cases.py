@@ -161,7 +161,7 @@ def _score_block(reader: _Reader, block: list[tuple[int, str]]) -> list[dict[str
 
 def _parse(number: int, line: str) -> dict[str, Any]:
     try:
-        data = json.loads(line)
+        data = json.loads(line.removeprefix("\ufeff"))  # the byte-order mark that some editors write
     except (ValueError, RecursionError) as error:
         raise SeqplanError(f"line {number}: not JSON: {error}.") from None
     if not isinstance(data, dict):

@@ -176,6 +176,12 @@ def test_a_bad_case_is_an_error_of_its_own(bad: Any, says: str) -> None:
     assert says in broken["error"]["message"]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_case() -> None:
+    (answer,) = answers("\ufeff" + json.dumps(case(4)))
+    assert answer["id"] == 4
+    assert answer["legal"]
+
+
 def test_an_illegal_layout_is_an_answer_not_an_error() -> None:
     (answer,) = answers(case(layout={"dp": 3, "pp": 64, "tp": 3, "sp": 1, "micro_batch_size": 1}))
     assert not answer["legal"]
