@@ -114,8 +114,10 @@ Moment = Literal[
     "mlp_backward",
     "attention_backward",
     "embedding_backward",
+    "reduction",
     "optimizer",
 ]
+"""When a working tensor is alive. reduction: while gradients of the layer before are being reduced."""
 
 
 class TensorRow(Spec):

@@ -76,7 +76,7 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
             in_head: Case = [*base, (one, b.layers), (one, b.head)]
             for moment in ("loss_forward", "loss_backward", "head_backward"):
                 cases[prefix + moment] = [*in_head, (one, b.working[moment])]
-        if b.has_layers:
+        if b.num_layers > 0:
             plain_last = one - b.last_recomputed
             unmade: Case = [(-plain_last, b.layer_mlp)]
             live: Case = [(one, b.layers), (b.last_recomputed, b.recomputed_extra)]
@@ -88,14 +88,21 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
                 (one, b.working["attention_forward"]),
             ]
             cases[prefix + "mlp_forward"] = [*base, (one, b.layers), (one, b.working["mlp_forward"])]
-            cases[prefix + "mlp_backward"] = [*base, *live, *head_gradients, (one, b.working["mlp_backward"])]
-            cases[prefix + "attention_backward"] = [
+            mlp: Case = [*base, *live, *head_gradients, (one, b.working["mlp_backward"])]
+            attention: Case = [
                 *base,
                 *live,
                 *head_gradients,
                 (-one, b.layer_mlp),
                 (one, b.working["attention_backward"]),
             ]
+            cases[prefix + "mlp_backward"], cases[prefix + "attention_backward"] = mlp, attention
+            if b.working["reduction"].by_kind and b.num_layers > 1:
+                # The layer before: the last one has gone, but for its gradients.
+                gone: Case = [(-one, b.layer), (b.last_recomputed, b.recomputed_extra)]
+                next_one: Case = [*gone, (one, b.working["reduction"])]
+                cases[prefix + "mlp_backward, reducing"] = [*mlp, *next_one]
+                cases[prefix + "attention_backward, reducing"] = [*attention, *next_one]
 
     moments("", others, early)
     if np.any(all_started):
@@ -105,7 +112,9 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
         for name in [name for name in cases if name not in first]:
             cases[name] = [((in_flight > 1.0) * count, bundle) for count, bundle in cases[name]]
     end: Case = [(one, b.states), (one, b.gradients), (others, b.kept), (one, b.inputs)]
-    if b.has_layers:
+    if b.num_layers > 1:
+        end.append((one, b.working["reduction"]))
+    if b.num_layers > 0:
         cases["end mlp_backward"] = [*end, (one, b.layer), (one, b.working["mlp_backward"])]
         cases["end attention_backward"] = [
             *end,

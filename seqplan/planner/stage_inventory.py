@@ -59,7 +59,7 @@ class StageBundles:
 
     has_embedding: bool
     has_head: bool
-    has_layers: bool
+    num_layers: int
     states: Bundle
     """Weights, optimizer states and buffers: all but the gradients."""
     gradients: Bundle
@@ -109,7 +109,7 @@ class Inventory:
         return StageBundles(
             has_embedding=bool(own["first"]),
             has_head=has_head,
-            has_layers=layers > 0,
+            num_layers=layers,
             states=states,
             gradients=gradients,
             head_gradients=head_gradients if has_head else EMPTY,
