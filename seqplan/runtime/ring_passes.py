@@ -17,7 +17,7 @@ from seqplan.runtime.block_attention import block_backward, block_forward
 from seqplan.runtime.block_masks import Block, accumulation_dtype, finite_lse
 from seqplan.runtime.head_groups import head_slices, heads_first
 from seqplan.runtime.ring import Ring
-from seqplan.runtime.ring_travel import Hand, Part, gradients_home, meet_all
+from seqplan.runtime.ring_travel import Hand, Part, gradient_buffers, gradients_home, meet_all
 
 
 @dataclass(frozen=True)
@@ -85,24 +85,23 @@ def forward(
         return out.transpose(1, 2).contiguous(), lse.contiguous()
     out_BSHD = torch.empty(q_BSHD.shape, dtype=q_BSHD.dtype, device=q_BSHD.device)
     lse_BHS = torch.empty(B, H, S, dtype=accumulation_dtype(q_BSHD.dtype), device=q_BSHD.device)
+    hand = Hand({"kv": _buffer(k_BSKD, call.head_groups)}, valid_BS)
     for heads, kv_heads in head_slices(H, k_BSKD.shape[2], call.head_groups):
-        kv = _pack(k_BSKD, v_BSKD, kv_heads)
-        out, lse = _forward_group(heads_first(q_BSHD, heads), kv, valid_BS, call)
+        torch.stack((k_BSKD[:, :, kv_heads], v_BSKD[:, :, kv_heads]), out=hand.start()["kv"])
+        out, lse = _forward_group(heads_first(q_BSHD, heads), hand, call)
         heads_first(out_BSHD, heads).copy_(out)
         lse_BHS[:, heads].copy_(lse)
     return out_BSHD, lse_BHS
 
 
-def _pack(k_BSKD: Tensor, v_BSKD: Tensor, kv_heads: slice) -> Tensor:
-    """K and V of one group of heads in one contiguous buffer. -> [2, B, S, k, D]"""
-    return torch.stack((k_BSKD[:, :, kv_heads], v_BSKD[:, :, kv_heads]))
+def _buffer(k_BSKD: Tensor, groups: int) -> Tensor:
+    """For K and V of one group of heads. -> [2, B, S, k, D]"""
+    B, S, K, D = k_BSKD.shape
+    return torch.empty(2, B, S, K // groups, D, dtype=k_BSKD.dtype, device=k_BSKD.device)
 
 
-def _forward_group(
-    q_BhSD: Tensor, kv_2BSkD: Tensor, valid_BS: Tensor | None, call: Pass
-) -> tuple[Tensor, Tensor]:
+def _forward_group(q_BhSD: Tensor, hand: Hand, call: Pass) -> tuple[Tensor, Tensor]:
     """One turn of the ring. -> out [B, h, S, D], lse [B, h, S], both in the accumulation dtype."""
-    hand = Hand({"kv": kv_2BSkD}, valid_BS)
     results: list[Tensor] = []
 
     def compute(step: int) -> None:
@@ -160,44 +159,42 @@ def backward(
             dv.transpose(1, 2).contiguous(),
         )
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_BSHD, k_BSKD, v_BSKD))
+    hand = Hand({"kv": _buffer(k_BSKD, call.head_groups)}, valid_BS)
+    buffers = gradient_buffers(call.ring, hand["kv"], accumulation_dtype(q_BSHD.dtype))
     for heads, kv_heads in head_slices(q_BSHD.shape[2], k_BSKD.shape[2], call.head_groups):
         rows = Rows.of_heads(heads, dout_BSHD, q_BSHD, out_BSHD, lse_BHS)
-        kv = _pack(k_BSKD, v_BSKD, kv_heads)
-        _backward_group(
-            rows, kv, valid_BS, call, heads_first(dq, heads), dk[:, :, kv_heads], dv[:, :, kv_heads]
-        )
+        torch.stack((k_BSKD[:, :, kv_heads], v_BSKD[:, :, kv_heads]), out=hand.start()["kv"])
+        into = heads_first(dq, heads), dk[:, :, kv_heads], dv[:, :, kv_heads]
+        _backward_group(rows, hand, buffers, call, *into)
     return dq, dk, dv
 
 
 def _backward_group(
     rows: Rows,
-    kv_2BSkD: Tensor,
-    valid_BS: Tensor | None,
+    hand: Hand,
+    buffers: tuple[Tensor, Tensor] | None,
     call: Pass,
     dq_BhSD: Tensor,
     dk_BSkD: Tensor,
     dv_BSkD: Tensor,
 ) -> None:
     """One turn of the ring; writes the last three arguments."""
-    wide = accumulation_dtype(kv_2BSkD.dtype)
-    hand = Hand({"kv": kv_2BSkD}, valid_BS)
+    wide = accumulation_dtype(dq_BhSD.dtype)
     dq = dq_BhSD if dq_BhSD.dtype == wide else torch.empty(dq_BhSD.shape, dtype=wide, device=dq_BhSD.device)
 
     def compute(step: int) -> list[Part]:
         queries, keys, block = call.block(step, dq.shape[2], hand.valid())
         dq_b, dk_b, dv_b = rows.part(queries).gradients(*_keys_values(hand["kv"], keys), block)
+        dk_b, dv_b = dk_b.transpose(1, 2), dv_b.transpose(1, 2)
         if step > 0:
             dq[:, :, queries] += dq_b
-            return [
-                ((0, slice(None), keys), dk_b.transpose(1, 2)),
-                ((1, slice(None), keys), dv_b.transpose(1, 2)),
-            ]
+            return [((0, slice(None), keys), dk_b), ((1, slice(None), keys), dv_b)]
         dq.copy_(dq_b)
-        dk_BSkD.copy_(dk_b.transpose(1, 2))
-        dv_BSkD.copy_(dv_b.transpose(1, 2))
+        dk_BSkD.copy_(dk_b)
+        dv_BSkD.copy_(dv_b)
         return []
 
-    home = gradients_home(call.ring, hand, kv_2BSkD, wide, compute)
+    home = gradients_home(call.ring, hand, buffers, compute)
     if dq is not dq_BhSD:
         dq_BhSD.copy_(dq)
     if home is not None:

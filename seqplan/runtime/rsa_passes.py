@@ -4,8 +4,8 @@ Forward: keys travel once and fill this rank's rows of scores; softmax over whol
 the output adds up. Backward: keys and values travel together, and the gradients of the blocks with them.
 Rows are queries: position first, then the query heads that share a kv head, so that kv is never copied and
 a range of positions is a range of rows. Columns are keys in global order.
-Shapes: B micro-batch, S local tokens, L tokens of all ranks, H query heads, K kv heads, D head size; in one of
-G groups of heads: h query heads, k kv heads, M = B k matrices of R = S H / K rows.
+Shapes: B micro-batch, S local tokens, L tokens of all ranks, H query heads, K kv heads, D head size; in one
+of G groups of heads: h query heads, k kv heads, M = B k matrices of R = S H / K rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from seqplan.runtime.block_masks import accumulation_dtype
 from seqplan.runtime.head_groups import head_slices
 from seqplan.runtime.ring import Ring
-from seqplan.runtime.ring_travel import Hand, Part, gradients_home, meet_all
+from seqplan.runtime.ring_travel import Hand, Part, gradient_buffers, gradients_home, meet_all
 from seqplan.runtime.rsa_scores import (
     Dropout,
     GroupDropout,
@@ -71,49 +71,49 @@ def from_rows(x_MRD: Tensor, into_BShD: Tensor, kv_heads: int) -> None:
     by_kv_head.copy_(x_MRD.view(B, kv_heads, S, h // kv_heads, D))
 
 
-def to_matrices(x_BSkD: Tensor) -> Tensor:
-    """Keys or values of a group in a buffer of their own, that may travel. [B, S, k, D] -> [M, S, D]"""
-    return x_BSkD.transpose(1, 2).clone(memory_format=torch.contiguous_format).flatten(0, 1)
+def fill_matrices(x_BSkD: Tensor, into_MSD: Tensor) -> None:
+    """Keys or values of a group, or their gradients, into a buffer that may travel."""
+    B, S, k, D = x_BSkD.shape
+    into_MSD.view(B, k, S, D).copy_(x_BSkD.transpose(1, 2))
 
 
 def forward(
     q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, valid_BS: Tensor | None, mask: Tensor | None, call: Pass
 ) -> tuple[Tensor, Tensor]:
     """-> out [B, S, H, D]; probabilities [G, M, R, L] in the dtype of q, unseen columns unwritten."""
-    B, S, H, _ = q_BSHD.shape
+    B, S, H, D = q_BSHD.shape
     K, groups = k_BSKD.shape[2], call.head_groups
     k, L = K // groups, S * call.ring.size
     wide = accumulation_dtype(q_BSHD.dtype)
     out_BSHD = torch.empty(q_BSHD.shape, dtype=q_BSHD.dtype, device=q_BSHD.device)
     kept = torch.empty(groups, B * k, S * (H // K), L, dtype=q_BSHD.dtype, device=q_BSHD.device)
+    keys, values = (torch.empty(B * k, S, D, dtype=q_BSHD.dtype, device=q_BSHD.device) for _ in range(2))
+    keys_hand, values_hand = Hand({"k": keys}, valid_BS), Hand({"v": values}, None)
     for number, (heads, kv_heads) in enumerate(head_slices(H, K, groups)):
         scores = kept[number] if wide == kept.dtype else torch.empty_like(kept[number], dtype=wide)
-        _fill_scores(
-            scores, to_rows(q_BSHD[:, :, heads], k), to_matrices(k_BSKD[:, :, kv_heads]), valid_BS, call
-        )
+        fill_matrices(k_BSKD[:, :, kv_heads], keys_hand.start()["k"])
+        _fill_scores(scores, to_rows(q_BSHD[:, :, heads], k), keys_hand, call)
         if mask is not None:
             _add_mask_(scores, mask if mask.shape[1] == 1 else mask[:, heads], B, k)
         for positions, columns in row_ranges(S, call.ring.size, call.ring.rank, call.causal):
             rows = slice(positions.start * (H // K), positions.stop * (H // K))
             row_softmax_(scores[:, rows, :columns], valid_BS is not None or mask is not None)
-        if scores is not kept[number]:
+        if scores.dtype != kept.dtype:
             kept[number].copy_(scores)
         del scores  # a wide copy is freed before the values travel
         drop = call.group_dropout(S, heads, k)
-        out = _use_values(kept[number], to_matrices(v_BSKD[:, :, kv_heads]), S, drop, call)
+        fill_matrices(v_BSKD[:, :, kv_heads], values_hand.start()["v"])
+        out = _use_values(kept[number], values_hand, drop, call)
         from_rows(out, out_BSHD[:, :, heads], k)
     return out_BSHD, kept
 
 
-def _fill_scores(
-    scores_MRL: Tensor, q_MRD: Tensor, k_MSD: Tensor, valid_BS: Tensor | None, call: Pass
-) -> None:
+def _fill_scores(scores_MRL: Tensor, q_MRD: Tensor, hand: Hand, call: Pass) -> None:
     """Keys travel; scores = q k^T * scale where somebody sees, with -inf where a mask hides."""
-    S, wide = k_MSD.shape[1], scores_MRL.dtype
+    S, wide = hand["k"].shape[1], scores_MRL.dtype
     per_position = q_MRD.shape[1] // S
     exact = q_MRD.dtype == wide
-    q = q_MRD * call.scale if exact else q_MRD  # a product with fewer bits would be rounded
-    hand = Hand({"k": k_MSD}, valid_BS)
+    q = q_MRD * call.scale if exact else q_MRD  # with fewer bits the scaled q would be rounded
 
     def compute(step: int) -> None:
         valid = hand.valid()
@@ -145,13 +145,11 @@ def _add_mask_(scores_MRL: Tensor, mask: Tensor, batch: int, kv_heads: int) -> N
     scores += by_kv.transpose(2, 3)
 
 
-def _use_values(
-    kept_MRL: Tensor, v_MSD: Tensor, tokens: int, drop: GroupDropout | None, call: Pass
-) -> Tensor:
+def _use_values(kept_MRL: Tensor, hand: Hand, drop: GroupDropout | None, call: Pass) -> Tensor:
     """Values travel; out = sum over blocks of P v. -> [M, R, D] in the accumulation dtype."""
     M, R, _ = kept_MRL.shape
-    out = torch.zeros(M, R, v_MSD.shape[2], dtype=accumulation_dtype(v_MSD.dtype), device=v_MSD.device)
-    hand = Hand({"v": v_MSD}, None)
+    _, tokens, D = hand["v"].shape
+    out = torch.zeros(M, R, D, dtype=accumulation_dtype(kept_MRL.dtype), device=kept_MRL.device)
 
     def compute(step: int) -> None:
         for piece in call.pieces(step, tokens):
@@ -188,13 +186,19 @@ def backward(
     k = K // call.head_groups
     wide = accumulation_dtype(q_BSHD.dtype)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_BSHD, k_BSKD, v_BSKD))
+    kv_2MSD = torch.empty(
+        2, k_BSKD.shape[0] * k, S, k_BSKD.shape[3], dtype=k_BSKD.dtype, device=k_BSKD.device
+    )
+    hand = Hand({"kv": kv_2MSD}, None)
+    buffers = gradient_buffers(call.ring, kv_2MSD, wide)
     for number, (heads, kv_heads) in enumerate(head_slices(H, K, call.head_groups)):
         dout, q, out = (to_rows(x[:, :, heads], k) for x in (dout_BSHD, q_BSHD, out_BSHD))
         inner = (dout.to(wide) * out).sum(-1, keepdim=True)
         rows = Rows(q, dout, inner, kept_GMRL[number], call.group_dropout(S, heads, k))
         del out
-        kv = torch.stack([x[:, :, kv_heads].transpose(1, 2) for x in (k_BSKD, v_BSKD)]).flatten(1, 2)
-        dq_MRD, dkv_2MSD = _backward_group(rows, kv, call)
+        for x, into in zip((k_BSKD, v_BSKD), hand.start()["kv"], strict=True):
+            fill_matrices(x[:, :, kv_heads], into)
+        dq_MRD, dkv_2MSD = _backward_group(rows, hand, buffers, call)
         from_rows(dq_MRD, dq[:, :, heads], k)
         for into, part in zip((dk, dv), dkv_2MSD, strict=True):
             into[:, :, kv_heads].copy_(part.unflatten(0, (-1, k)).transpose(1, 2))
@@ -212,12 +216,13 @@ class Rows:
     drop: GroupDropout | None
 
 
-def _backward_group(rows: Rows, kv_2MSD: Tensor, call: Pass) -> tuple[Tensor, Tensor]:
+def _backward_group(
+    rows: Rows, hand: Hand, buffers: tuple[Tensor, Tensor] | None, call: Pass
+) -> tuple[Tensor, Tensor]:
     """One turn of the ring. -> dq [M, R, D], dk and dv [2, M, S, D], in the accumulation dtype."""
-    wide, S = rows.inner_MR1.dtype, kv_2MSD.shape[2]
+    wide, S = rows.inner_MR1.dtype, hand["kv"].shape[2]
     dq = torch.zeros_like(rows.q_MRD, dtype=wide)
-    own = torch.zeros_like(kv_2MSD, dtype=wide)
-    hand = Hand({"kv": kv_2MSD}, None)
+    own = torch.zeros_like(hand["kv"], dtype=wide)
 
     def compute(step: int) -> list[Part]:
         dkv = own if step == 0 else torch.zeros_like(own)
@@ -225,7 +230,7 @@ def _backward_group(rows: Rows, kv_2MSD: Tensor, call: Pass) -> tuple[Tensor, Te
             _add_piece(rows, hand["kv"][:, :, piece.keys], piece, S, dq, dkv[:, :, piece.keys])
         return [] if step == 0 else [((), dkv)]
 
-    home = gradients_home(call.ring, hand, kv_2MSD, wide, compute)
+    home = gradients_home(call.ring, hand, buffers, compute)
     if home is not None:
         own += home
     own[0].mul_(call.scale)
