@@ -1,4 +1,4 @@
-"""Pipeline schedules as action lists: one place that the runtime executes, the simulation walks and the time model plays.
+"""Pipeline schedules as action lists: the runtime executes, the simulation walks, the time model plays them.
 
 Communication between the computations is grouped: the transfers of one Exchange are posted together
 (one batch_isend_irecv), which is what keeps a pair of ranks that send to each other from dead-locking

@@ -108,7 +108,7 @@ def _all_gather_tokens(x_BRI: Tensor, group: Group) -> Tensor:
     batch, tokens, features = x_BRI.shape
     gathered = x_BRI.new_empty(size * batch, tokens, features)
     _all_gather_single(gathered, x_BRI.contiguous(), group=group)
-    return gathered.unflatten(0, (size, batch)).transpose(0, 1).reshape(batch, size * tokens, features)
+    return gathered.view(size, batch, tokens, features).transpose(0, 1).reshape(batch, -1, features)
 
 
 def _reduce_scatter_tokens(x_BSO: Tensor, group: Group) -> Tensor:

@@ -18,6 +18,7 @@ from seqplan.planner.layout_table import from_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.symbols import layout_values
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.runtime.modules import local
 from tests.planner.formula_cases import cluster, question
 from tests.ranks import run_ranks
 from tests.runtime import parity
@@ -57,9 +58,7 @@ def kept_bytes(rank: int, world_size: int, kind: str, changes: dict[str, Any], d
     train = TrainSpec(seq_len=SEQ_LEN, global_batch_size=ROWS, hidden_dropout=dropout)
     layout = parity.make_layout(spec, **changes)
     trainer, micro_batches = parity.new_trainer(spec, layout, batch, None, train)
-    known = {
-        local.untyped_storage().data_ptr() for local in (p.to_local() for p in trainer.stage.parameters())
-    }  # type: ignore[operator]
+    known = {local.untyped_storage().data_ptr() for local in (local(p) for p in trainer.stage.parameters())}
     known |= {
         value.untyped_storage().data_ptr() for value in vars(micro_batches[0]).values() if value is not None
     }

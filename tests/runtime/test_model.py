@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from seqplan.planner.model_spec import ModelSpec
+from seqplan.runtime.modules import local
 from seqplan.runtime.trainer import Trainer, inventory_name
 from tests.ranks import RanksFailedError, run_ranks
 from tests.runtime import parity
@@ -119,8 +120,8 @@ def hf_model(name: str, spec: ModelSpec) -> Any:
     }
     if name == "bert":
         config = hf.BertConfig(
-            **shared, max_position_embeddings=spec.position_rows, layer_norm_eps=spec.norm_eps, pad_token_id=None,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            **shared, max_position_embeddings=spec.position_rows, layer_norm_eps=spec.norm_eps,
+            pad_token_id=None, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         )  # fmt: skip
         return hf.BertForMaskedLM(config).double()
     shared |= {
@@ -145,7 +146,7 @@ def hf_model(name: str, spec: ModelSpec) -> Any:
 def hf_tensors(name: str, spec: ModelSpec, model: Any, grads: bool) -> dict[str, Tensor]:
     """transformers' weights (or their gradients) under our names and in our shapes; views where possible."""
     family = {"gpt2": "gpt2", "bert": "bert"}.get(name, "llama")
-    theirs = dict(model.named_parameters())
+    theirs: dict[str, Tensor] = dict(model.named_parameters())
 
     def get(key: str) -> Tensor:
         value = theirs[key]
@@ -197,8 +198,8 @@ def names_equal_inventory(rank: int, world_size: int) -> bool:
 
 def copy_weights(trainer: Trainer, weights: dict[str, Tensor]) -> None:
     for name, master in trainer.states.masters.items():
-        local = master.to_local().detach()  # type: ignore[operator]
-        local[: weights[name].shape[0]].copy_(weights[name])
+        shard = local(master).detach()
+        shard[: weights[name].shape[0]].copy_(weights[name])
     trainer.states.publish()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.runtime.modules import local
 from seqplan.runtime.optimizer import learning_rate_at
 from seqplan.runtime.trainer import Trainer
 from seqplan.runtime.weights import canonical_name, local_ranges
@@ -52,7 +53,7 @@ def reference_training(model: ModelSpec, batch: Batch) -> tuple[list[float], lis
     losses, norms = [], []
     for step in range(STEPS):
         loss = mean_loss(model, weights, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), 0.5)))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, peak=1e-2, minimum=1e-3, warmup_steps=2, total_steps=10)
@@ -82,7 +83,7 @@ def compare_training(rank: int, world_size: int, kind: str) -> list[list[int]]:
             rows, columns = local_ranges(master, trainer.mesh)  # type: ignore[arg-type]
             whole = weights[canonical_name(name, model)].detach()
             whole = whole.view(whole.shape[0], -1)[rows.start : rows.stop, columns.start : columns.stop]
-            mine = master.to_local().detach().view(len(rows), len(columns))[: whole.shape[0]]  # type: ignore[operator]
+            mine = local(master).detach().view(len(rows), len(columns))[: whole.shape[0]]
             # AdamW's first steps divide a gradient by its own size, so tiny gradients show their noise.
             assert (mine - whole).norm() <= 1e-6 * max(float(whole.norm()), 1e-3), (degrees, name)
         checksums.append(tied_bits(trainer))
@@ -93,8 +94,8 @@ def tied_bits(trainer: Trainer) -> list[int]:
     """The tied table as integers, where this rank holds a copy."""
     for name in ("embedding.tokens.weight", "head.weight"):
         if name in trainer.states.masters and trainer.layout.pp > 1:
-            local = trainer.states.masters[name].to_local().detach()  # type: ignore[operator]
-            return [int(x) for x in local.contiguous().view(torch.int64).flatten()[:200]]
+            shard = local(trainer.states.masters[name]).detach()
+            return [int(x) for x in shard.contiguous().view(torch.int64).flatten()[:200]]
     return []
 
 
@@ -180,7 +181,7 @@ def initial_shards_equal(rank: int, world_size: int) -> bool:
             expected = expected.view(expected.shape[0], -1)[
                 rows.start : rows.stop, columns.start : columns.stop
             ]
-            mine = master.to_local().detach().view(len(rows), len(columns))  # type: ignore[operator]
+            mine = local(master).detach().view(len(rows), len(columns))
             assert torch.equal(mine[: expected.shape[0]], expected), (degrees, name)
             assert not mine[expected.shape[0] :].any(), "rows that pad the vocabulary start at zero"
     return True

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from seqplan.runtime.data_parallel import ShardedStates
+from seqplan.runtime.modules import local
 from seqplan.runtime.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.runtime import parity
@@ -24,7 +25,8 @@ def gathered_bytes(trainer: Trainer) -> int:
     total = 0
     for unit in trainer.stage.modules():
         if isinstance(unit, FSDPModule):
-            group = unit._get_fsdp_state()._fsdp_param_group  # type: ignore[attr-defined]
+            group = unit._get_fsdp_state()._fsdp_param_group
+            assert group is not None
             for parameter in group.fsdp_params:
                 for tensor in parameter.all_gather_outputs:
                     total += tensor.untyped_storage().nbytes()
@@ -53,7 +55,7 @@ def gathered_over_a_step(rank: int, world_size: int, zero_stage: int) -> dict[st
         # Gradients are reduced at once: each master already holds its shard's gradient.
         for master in trainer.states.masters.values():
             assert master.grad is not None
-            assert master.grad.to_local().shape == master.to_local().shape  # type: ignore[attr-defined, operator]
+            assert local(master.grad).shape == local(master).shape
         peaks["backward"] = max(peaks["backward"], gathered_bytes(trainer) / stage_bytes)
 
     type(driver)._forward, type(driver)._backward = watched_forward, watched_backward  # type: ignore[method-assign]
