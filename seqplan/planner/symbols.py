@@ -21,7 +21,7 @@ def column(values: Any) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
-MAX_HEAD_GROUPS = 4
+MAX_HEAD_GROUPS = 6
 MIN_RING_MESSAGE_BYTES = 1 << 20
 """As in runtime/head_groups.py, which says why; a test holds the two together."""
 
