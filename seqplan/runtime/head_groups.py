@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 MAX_GROUPS = 6
-"""At 6 the transient is 11/6 of one q tensor, beside 8 that must be (float32, K = H); a kernel wants heads."""
+"""At 6 the transient is 11/6 of one q tensor, beside 8 that must be (float32, K = H)."""
 
 MIN_MESSAGE_BYTES = 1 << 20
 """A hop is not made smaller: 1 MiB takes 20 us at 50 GB/s, about a message's latency between nodes."""

@@ -77,9 +77,9 @@ def gradients_home(
     """What the other ranks add to the gradient of this rank's block, in one of `buffers`; None alone.
 
     `compute(step)` returns this rank's part of the gradient of the block in hand (at step 0 nothing: its
-    own block's part stays home). The gradient of the block that was in hand one step ago travels together with the
-    block in hand, and this rank adds its part to what arrives. After the last step one more hop brings every
-    gradient home: size - 1 hops for the blocks and size - 1 for the gradients.
+    own block's part stays home). The gradient of the block that was in hand one step ago travels together
+    with the block in hand, and this rank adds its part to what arrives. After the last step one more hop
+    brings every gradient home: size - 1 hops for the blocks and size - 1 for the gradients.
     """
     if buffers is None:
         assert compute(0) == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -99,6 +100,7 @@ def explicit_attention(
     return torch.einsum("bhij,bjhd->bihd", probabilities, v)
 
 
+@cache
 def reference(case: Case, scale: float | None = None) -> dict[str, Tensor]:
     """out, dq, dk, dv of the whole problem in float64."""
     q, k, v, cotangent = (x.double() for x in case.inputs())

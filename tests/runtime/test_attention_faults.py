@@ -99,7 +99,7 @@ def test_a_row_without_keys_has_lse_minus_infinity_and_no_gradient(causal: bool,
 
 @pytest.mark.parametrize("kernel", ["flash", "math"])
 def test_d_comes_from_the_final_output(kernel: str) -> None:
-    """9: D = rowsum(dO * O) is right block by block with the whole row's O and lse, and wrong with a block's own."""
+    """9: D = rowsum(dO * O) is right block by block with the whole row's O, and wrong with a block's own."""
     q, k, v, cotangent = (x.transpose(1, 2) for x in Case(False, kv_heads=6).inputs())
     block = Block(kernel, 0.4)
     out, lse = block_forward(q, k, v, block)
@@ -143,9 +143,11 @@ def test_an_expanded_gradient_is_taken_for_what_it_is() -> None:
     for attend in (ring_attention, rsa):
         leaves = _tokens()
         expected = torch.autograd.grad(
-            attend(*leaves, group=None, causal=True), leaves, torch.ones_like(leaves[0])  # type: ignore[operator]
+            attend(*leaves, group=None, causal=True),
+            leaves,
+            torch.ones_like(leaves[0]),
         )
-        actual = torch.autograd.grad(attend(*leaves, group=None, causal=True).sum(), leaves)  # type: ignore[operator]
+        actual = torch.autograd.grad(attend(*leaves, group=None, causal=True).sum(), leaves)
         for a, b in zip(actual, expected, strict=True):
             torch.testing.assert_close(a, b)
 
@@ -173,7 +175,10 @@ def test_what_ring_attention_cannot_do_is_refused(options: dict[str, Any], text:
         ({"sliding_window": 64}, r"attention=rsa takes no sliding window \(64\) by itself Give it as a mask"),
         ({"mask": torch.ones(1, 1, 6, 6, dtype=torch.bool)}, "it must be floating-point"),
         ({"mask": torch.ones(1, 1, 6, 6, requires_grad=True)}, "without gradient"),
-        ({"dropout": AttentionDropout(1, 1.0, torch.zeros(1, dtype=torch.int64), 0)}, r"attention dropout 1.0"),
+        (
+            {"dropout": AttentionDropout(1, 1.0, torch.zeros(1, dtype=torch.int64), 0)},
+            r"attention dropout 1.0",
+        ),
     ],
 )
 def test_what_rsa_cannot_do_is_refused(options: dict[str, Any], text: str) -> None:
@@ -182,7 +187,7 @@ def test_what_rsa_cannot_do_is_refused(options: dict[str, Any], text: str) -> No
 
 
 def test_flops_are_counted() -> None:
-    """Two matmuls of B H S S D forward (four FLOPs an element), half when causal; 2.5 and 2 times that backward."""
+    """Two matmuls of B H S S D forward, half of it when causal; 2.5 and 2 times that backward."""
     q, k, v = _tokens()
     full = 4 * 1 * 2 * 6 * 6 * 3
     table = [

@@ -1,9 +1,10 @@
 """Ring attention on 1 to 4 ranks equals explicit attention on one, output and every gradient.
 
-Named after what went wrong elsewhere: 4 and 7 (wrong dK, dV behind a right forward: a random cotangent and a
-relative tolerance by tensor), 6 (heads, length and head size all different), 12 (the bidirectional path), 15 and
-25 (kv heads and how query heads pair with them), 16 (rows without a key in some or all blocks), 38 and 41 (a ring
-of two, where next and previous are one peer). Faults 1 and 5 of the paper's code: 1/N, no causal path.
+Named after what went wrong elsewhere: 4 and 7 (wrong dK, dV behind a right forward: a random cotangent and
+a relative tolerance by tensor), 6 (heads, length and head size all different), 12 (the bidirectional path),
+15 and 25 (kv heads and how query heads pair with them), 16 (rows without a key in some or all blocks), 38 and
+41 (a ring of two, where next and previous are one peer). Faults 1 and 5 of the paper's code: 1/N, no causal
+path.
 """
 
 from __future__ import annotations
@@ -66,13 +67,14 @@ def _ring(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kernel", ["flash", "math"])
-@pytest.mark.parametrize("head_groups", [None, 2])
+@pytest.mark.parametrize(("kernel", "head_groups"), [("flash", None), ("flash", 2), ("math", 2)])
 @pytest.mark.parametrize("sp", [1, 2, 3, 4])
-def test_output_and_gradients_equal_one_process(sp: int, head_groups: int | None, kernel: str) -> None:
+def test_output_and_gradients_equal_one_process(sp: int, kernel: str, head_groups: int | None) -> None:
     by_rank = run_ranks(sp, _ring, CASES, kernel, head_groups)
     for number, case in enumerate(CASES):
-        errors = relative_errors(assembled([parts[number] for parts in by_rank], case.causal), reference(case))
+        errors = relative_errors(
+            assembled([parts[number] for parts in by_rank], case.causal), reference(case)
+        )
         assert max(errors.values()) <= FLOAT64_TOLERANCE, (case, errors)
 
 
@@ -86,7 +88,11 @@ def test_output_and_gradients_equal_one_process(sp: int, head_groups: int | None
     ],
 )
 def test_narrow_dtypes(dtype: torch.dtype, tolerance: float) -> None:
-    cases = [Case(causal, padding=padding, dtype=dtype) for causal in (False, True) for padding in ("none", "holes")]
+    cases = [
+        Case(causal, padding=padding, dtype=dtype)
+        for causal in (False, True)
+        for padding in ("none", "holes")
+    ]
     by_rank = run_ranks(4, _ring, cases, "flash", 2)
     for number, case in enumerate(cases):
         whole = assembled([parts[number] for parts in by_rank], case.causal)
@@ -107,8 +113,9 @@ def test_bfloat16_error_does_not_grow_with_the_ring(causal: bool) -> None:
         by_rank = run_ranks(sp, _ring, [case], "flash", None)
         errors[sp] = relative_errors(assembled([parts[0] for parts in by_rank], causal), expected)
     for name in ("out", "dq", "dk", "dv"):
-        for sp in (2, 4, 8):
-            assert errors[sp][name] <= 1.2 * errors[1][name], (name, errors)
+        # One rounding of a result alone; in any ring that of a block and that of the sum.
+        assert errors[2][name] <= 1.05 * 2**0.5 * errors[1][name], (name, errors)
+        assert max(errors[4][name], errors[8][name]) <= 1.1 * errors[2][name], (name, errors)
 
 
 @pytest.mark.parametrize("kernel", ["flash", "math"])
@@ -172,33 +179,36 @@ def _far_key(rank: int, world_size: int) -> tuple[float, float]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("sp", [2, 3])
 def test_the_gradient_of_a_far_key_is_its_finite_difference(sp: int) -> None:
-    """5: a backward that uses the first block's keys again. Key 0 (on rank 0) is seen by tokens of every rank."""
+    """5: a backward that uses the first block's keys again. Key 0, on rank 0, is seen by every rank."""
     by_rank = run_ranks(sp, _far_key)
     difference = sum(part for _, part in by_rank)
     assert abs(by_rank[sp - 1][1]) > 1e-3, "the last rank's tokens must depend on the key"
     assert by_rank[0][0] == pytest.approx(difference, rel=1e-7)
 
 
-def _perturbed(rank: int, world_size: int, position: int, causal: bool) -> float:
-    """How much this rank's output changes with one token."""
-    q, k, v, _ = Case(causal, batch=1).inputs()
-    outputs = []
-    for shift in (0.0, 1.0):
-        moved = [x.clone() for x in (k, v)]
-        for x in moved:
-            x[0, position] += shift
-        parts = [split(x, 1, world_size, rank, causal) for x in (q, *moved)]
-        outputs.append(ring_attention(*parts, group=world(), causal=causal))
-    return float((outputs[0] - outputs[1]).abs().max())
+def _perturbed(rank: int, world_size: int) -> dict[tuple[int, bool], float]:
+    """By (token, causal): how much this rank's output changes with that token."""
+    changes = {}
+    for position, causal in ((0, True), (0, False), (23, True), (23, False)):
+        q, k, v, _ = Case(causal, batch=1).inputs()
+        outputs = []
+        for shift in (0.0, 1.0):
+            moved = [x.clone() for x in (k, v)]
+            for x in moved:
+                x[0, position] += shift
+            parts = [split(x, 1, world_size, rank, causal) for x in (q, *moved)]
+            outputs.append(ring_attention(*parts, group=world(), causal=causal))
+        changes[position, causal] = float((outputs[0] - outputs[1]).abs().max())
+    return changes
 
 
 @pytest.mark.ranks
 def test_a_token_is_seen_by_later_ranks_and_causally_never_by_earlier_tokens() -> None:
     """14: each rank attended only to its own tokens, silently."""
     # 24 tokens on 3 ranks, zigzag: chunks of 4; rank 0 holds 0-3 and 20-23, rank 2 holds 8-11 and 12-15.
-    assert run_ranks(3, _perturbed, 0, True)[2] > 1e-3
-    assert run_ranks(3, _perturbed, 0, False)[2] > 1e-3
-    from_last_token = run_ranks(3, _perturbed, 23, True)
-    assert from_last_token[1:] == [0.0, 0.0]
-    assert from_last_token[0] > 1e-3
-    assert min(run_ranks(3, _perturbed, 23, False)) > 1e-3
+    first, second, third = run_ranks(3, _perturbed)
+    assert third[0, True] > 1e-3
+    assert third[0, False] > 1e-3
+    assert (second[23, True], third[23, True]) == (0.0, 0.0)
+    assert first[23, True] > 1e-3
+    assert min(part[23, False] for part in (first, second, third)) > 1e-3
