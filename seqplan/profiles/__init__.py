@@ -16,6 +16,7 @@ from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
 from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.published import PublishedSource
 from seqplan.planner.strict_yaml import parse_yaml
 from seqplan.planner.text_file import read_text
 from seqplan.planner.validation import validate_spec
@@ -26,6 +27,7 @@ from seqplan.profiles.resources import (
     DEVICES,
     IMPLEMENTATIONS,
     MODELS,
+    PUBLISHED,
     profile_names,
     read_profile,
 )
@@ -53,6 +55,17 @@ def device_names() -> tuple[str, ...]:
 
 def implementation_names() -> tuple[str, ...]:
     return profile_names(IMPLEMENTATIONS)
+
+
+def published_names() -> tuple[str, ...]:
+    return profile_names(PUBLISHED)
+
+
+def load_published(name: str) -> PublishedSource:
+    """One publication's measurements, by its built-in name."""
+    if name not in published_names():
+        raise SeqplanError(f"{unknown_name('publication', name, published_names())}.")
+    return validate_spec(PublishedSource, read_profile(PUBLISHED, name), f"built-in publication {name}")
 
 
 def load_model(name: str | Path) -> tuple[ModelSpec, list[str]]:

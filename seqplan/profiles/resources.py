@@ -15,6 +15,7 @@ from seqplan.planner.strict_yaml import parse_yaml
 
 MODELS = "models"
 IMPLEMENTATIONS = "implementations"
+PUBLISHED = "published"
 DEVICES = "hardware/devices"
 LINKS = "hardware/links"
 CLUSTERS = "hardware/clusters"

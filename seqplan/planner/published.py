@@ -1,0 +1,153 @@
+"""Published measurements as data: what others ran, what they measured, and what their source leaves unsaid.
+
+One file a source (profiles/published). Rows hold facts only, in columns named after the fields of a layout,
+of the training, of the model and of PublishedFacts, so that a row reads like the table it came from. What
+a source does not state is an assumption, written beside the rows it concerns and shown with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from seqplan.planner.layout import Layout
+from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.results import MEMORY_KINDS
+from seqplan.planner.spec import Spec
+from seqplan.planner.train_spec import TrainSpec
+
+GIB, MIB = 2**30, 2**20
+
+Statistic = Literal[
+    "median_error",
+    "mean_error",
+    "worst_error",
+    "share_within",
+    "out_of_memory_share",
+    "finished_over_limit_share",
+]
+"""Errors are |predicted / published - 1|. out_of_memory_share: of the runs out of memory, those predicted over
+the device's limit; finished_over_limit_share: the same of those that ran."""
+
+
+class PublishedFacts(Spec):
+    """What one row measured. Absent: the source does not say."""
+
+    row: str = Field(description="where in the source, or the row's name there")
+    peak_gib: float | None = Field(default=None, gt=0)
+    peak_mib: float | None = Field(default=None, gt=0)
+    outcome: Literal["ran", "out_of_memory", "likely_out_of_memory"] = Field(
+        default="ran", description="likely: it did not finish, and memory is the cause as far as can be told"
+    )
+    step_time_s: float | None = Field(default=None, gt=0)
+    tokens_per_s: float | None = Field(default=None, gt=0, description="of all devices together")
+    tokens_per_s_per_gpu: float | None = Field(default=None, gt=0)
+    note: str = ""
+
+    @property
+    def peak_bytes(self) -> float | None:
+        """The published memory; None where the row has none."""
+        if self.peak_gib is not None:
+            return self.peak_gib * GIB
+        return None if self.peak_mib is None else self.peak_mib * MIB
+
+
+class Goal(Spec):
+    """What the predictions must reach over all rows of one source."""
+
+    statistic: Statistic
+    within: float | None = Field(default=None, gt=0, description="for share_within: the largest error")
+    at_most: float | None = None
+    at_least: float | None = None
+    unmet_because: str = Field(default="", description="why the source allows no better, where it does not")
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Goal:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError(f"{self.statistic} needs either at_most or at_least")
+        if (self.statistic == "share_within") != (self.within is not None):
+            raise ValueError("within belongs to share_within, which needs it")
+        return self
+
+    def holds(self, value: float) -> bool:
+        """Whether a statistic reaches the goal."""
+        if self.at_most is not None:
+            return value <= self.at_most
+        assert self.at_least is not None
+        return value >= self.at_least
+
+
+class RowGroup(Spec):
+    """Rows of one model on one cluster; `common` holds what all of them share."""
+
+    title: str
+    source: str = Field(description="table, figure or file of the source")
+    model: str = Field(description="a built-in model; columns named after its fields change them")
+    cluster: str
+    common: dict[str, Any] = Field(default_factory=dict)
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    assumptions: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _rows_fit(self) -> RowGroup:
+        unknown = [name for name in (*self.columns, *self.common) if name not in _HOMES]
+        broken = [f"unknown column {', '.join(unknown)}"] if unknown else []
+        twice = sorted({name for name in self.columns if name in self.common})
+        broken += [f"{', '.join(twice)} is both common and a column"] if twice else []
+        for number, row in enumerate(self.rows, 1):
+            if len(row) != len(self.columns):
+                broken.append(f"row {number} has {len(row)} values for {len(self.columns)} columns")
+        if broken:
+            raise ValueError(f"{self.title}: {'; '.join(broken)}")
+        return self
+
+    def values(self, row: tuple[Any, ...]) -> Mapping[str, Any]:
+        """A row by column, what is common included; an empty cell is not said."""
+        named = dict(zip(self.columns, row, strict=True))
+        return {**self.common, **{key: value for key, value in named.items() if value is not None}}
+
+
+class PublishedSource(Spec):
+    """One publication: its rows, what is compared, and the goals."""
+
+    name: str
+    title: str
+    source: str
+    implementation: str
+    memory: Literal["allocated", "reserved"] = Field(
+        description="reserved: blocks that the caching allocator keeps count too"
+    )
+    stage: Literal["worst", "first"] = Field(description="whose memory: of the fullest stage, or of rank 0")
+    kinds: tuple[str, ...] = Field(
+        default=MEMORY_KINDS, description="which kinds the published figure counts"
+    )
+    assumptions: tuple[str, ...] = ()
+    goals: tuple[Goal, ...] = ()
+    groups: tuple[RowGroup, ...]
+
+    @model_validator(mode="after")
+    def _kinds_known(self) -> PublishedSource:
+        unknown = [kind for kind in self.kinds if kind not in MEMORY_KINDS]
+        if unknown:
+            raise ValueError(f"unknown kinds {', '.join(unknown)}; known are {', '.join(MEMORY_KINDS)}")
+        return self
+
+
+_HOMES: dict[str, str] = {
+    **dict.fromkeys(ModelSpec.model_fields, "model"),
+    **dict.fromkeys(TrainSpec.model_fields, "train"),
+    **dict.fromkeys(Layout.model_fields, "layout"),
+    **dict.fromkeys(PublishedFacts.model_fields, "facts"),
+}
+"""Which specification a column belongs to."""
+
+
+def split_by_home(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A row's values by the specification they belong to: model, train, layout, facts."""
+    homes: dict[str, dict[str, Any]] = {"model": {}, "train": {}, "layout": {}, "facts": {}}
+    for name, value in values.items():
+        homes[_HOMES[name]][name] = value
+    return homes
