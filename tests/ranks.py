@@ -33,6 +33,8 @@ PRELOAD = [
     "torch.distributed.tensor.parallel",
     "torch.distributed.fsdp",
     "torch.utils.checkpoint",
+    "torch.utils.flop_counter",
+    "torch._dynamo",
     "pydantic",
     "numpy",
     "pytest",
