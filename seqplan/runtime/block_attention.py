@@ -18,6 +18,7 @@ from torch import Tensor
 
 from seqplan.runtime.block_masks import Block, accumulation_dtype, finite_lse
 from seqplan.runtime.cuda_attention import cuda_flash_backward, efficient_backward, efficient_forward
+from seqplan.runtime.kernel_device import kernel_device
 
 aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ def block_forward(q_BHSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, block: Block) 
         out, lse = _math_forward(q_BHSD, k_BKTD, v_BKTD, block)
     elif block.kernel == "efficient":
         out, lse = efficient_forward(q_BHSD, k_BKTD, v_BKTD, block)
-    elif q_BHSD.device.type == "cuda":
+    elif kernel_device(q_BHSD.device) == "cuda":
         out, lse = aten._scaled_dot_product_flash_attention(
             q_BHSD, k_BKTD, v_BKTD, 0.0, block.causal, False, scale=block.scale
         )[:2]
@@ -63,7 +64,7 @@ def block_backward(
         return _math_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
     if block.kernel == "efficient":
         return efficient_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
-    if q_BHSD.device.type == "cuda":
+    if kernel_device(q_BHSD.device) == "cuda":
         return cuda_flash_backward(dout_BHSD, q_BHSD, k_BKTD, v_BKTD, out_BHSD, lse_BHS, block)
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dout_BHSD,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from seqplan.planner.errors import SeqplanError
+from seqplan.runtime.kernel_device import kernel_device
 
 KERNELS = ("flash", "efficient", "math")
 
@@ -53,7 +54,7 @@ def require_kernel(
     """SeqplanError where `kernel` cannot compute on this device."""
     if kernel not in KERNELS:
         raise SeqplanError(f"kernel={kernel!r} is not known", f"Set one of {', '.join(KERNELS)}.")
-    cuda = device.type == "cuda"
+    cuda = kernel_device(device) == "cuda"
     if kernel == "efficient" and not cuda:
         raise SeqplanError(f"kernel=efficient needs a CUDA device, not {device.type}", "Set flash or math.")
     if kernel == "flash" and cuda and dtype not in (torch.float16, torch.bfloat16):

@@ -22,6 +22,7 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.runtime.dropout import DropoutPlace, dropout
+from seqplan.runtime.kernel_device import rms_norm
 from seqplan.runtime.mesh import Mesh
 from seqplan.runtime.ring_attention import ring_attention
 from seqplan.runtime.rope import rotate
@@ -112,7 +113,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "rmsnorm":
-            return F.rms_norm(x, (self.size,), local(self.weight), self.eps)
+            return rms_norm(x, self.size, local(self.weight), self.eps)
         bias = None if self.bias is None else local(self.bias)
         return F.layer_norm(x, (self.size,), local(self.weight), bias, self.eps)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seqplan.runtime.kernel_device import kernel_device
 from seqplan.runtime.random_field import keep_mask
 from seqplan.runtime.sequence_split import chunks
 
@@ -64,7 +65,7 @@ def row_ranges(tokens: int, ring_size: int, rank: int, causal: bool) -> list[tup
 def tiles(x_MRC: Tensor) -> Iterator[tuple[slice, slice]]:
     """Matrices and rows of x in tiles of at most TILE_BYTES (or one row)."""
     matrices, rows, columns = x_MRC.shape
-    budget = TILE_BYTES.get(x_MRC.device.type, TILE_BYTES["cuda"]) // x_MRC.itemsize
+    budget = TILE_BYTES.get(kernel_device(x_MRC.device), TILE_BYTES["cuda"]) // x_MRC.itemsize
     if rows * columns <= budget:
         per_tile = budget // (rows * columns)
         for first in range(0, matrices, per_tile):
@@ -93,7 +94,7 @@ def product(a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
     """a @ b of [M, ., .] in the accumulation dtype, whatever the dtype of a and b."""
     if a.dtype == b.dtype == wide:
         return torch.bmm(a, b)
-    if a.device.type == "cuda":  # tensor cores: narrow factors, wide sums
+    if kernel_device(a.device) == "cuda":  # tensor cores: narrow factors, wide sums
         narrow = b.dtype if a.dtype == wide else a.dtype
         return torch.bmm(a.to(narrow), b.to(narrow), out_dtype=wide)
     return torch.bmm(a.to(wide), b.to(wide))

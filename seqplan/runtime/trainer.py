@@ -74,9 +74,9 @@ class Trainer:
         # Replicated states compute with the stored weights; FSDP2 stores masters and casts what it gathers.
         stored = compute_dtype if layout.zero_stage == 0 else master_dtype
         build = Build(model, layout, train, self.mesh, stored, compute_dtype)
-        self.stage = Stage(build)
+        self.stage = self.build_stage(build)
         self.states = build_states(self.stage, compute_dtype, master_dtype, layout.zero_stage, device)
-        initialize(self.states.masters, model, self.mesh, options.seed)
+        self.fill_weights()
         self.states.publish()
         self.replications = self._replications()
         self.optimizer = build_adamw(
@@ -89,6 +89,18 @@ class Trainer:
         self.num_microbatches = train.global_batch_size // (layout.dp * layout.micro_batch_size)
         self.driver = PipelineDriver(self.stage, self.states, self.mesh, device, compute_dtype)
         self.loss_dtype = torch.promote_types(compute_dtype, torch.float32)
+
+    def build_stage(self, build: Build) -> Stage:
+        """This rank's part of the model, on the meta device. (Simulation has its own, here and below.)"""
+        return Stage(build)
+
+    def fill_weights(self) -> None:
+        """Initial values of the masters."""
+        initialize(self.states.masters, self.model, self.mesh, self.options.seed)
+
+    def actions(self, num_microbatches: int) -> list[Action]:
+        """The order of a training step on this stage."""
+        return one_f_one_b(self.mesh.pp_stage, self.mesh.pp, num_microbatches)
 
     def train_step(self, micro_batches: list[MicroBatch], step: int) -> StepResult:
         """Forward, backward and update on this rank's micro-batches of global step `step` (from 0)."""
@@ -112,7 +124,7 @@ class Trainer:
 
     def compute_gradients(self, micro_batches: list[MicroBatch], step: int) -> tuple[float, int]:
         """Fill every master's gradient with the sum over the global batch. -> (mean loss, counted tokens)."""
-        actions = one_f_one_b(self.mesh.pp_stage, self.mesh.pp, len(micro_batches))
+        actions = self.actions(len(micro_batches))
         loss, tokens = self._run(actions, micro_batches, seed_of(self.options.seed, "step", step))
         self.states.finish()
         self._sum_partial_over_tp()
