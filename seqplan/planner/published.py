@@ -28,8 +28,8 @@ Statistic = Literal[
     "out_of_memory_share",
     "finished_over_limit_share",
 ]
-"""Errors are |predicted / published - 1|. out_of_memory_share: of the runs out of memory, those predicted over
-the device's limit; finished_over_limit_share: the same of those that ran."""
+"""Errors are |predicted / published - 1|. out_of_memory_share: of the runs out of memory, those predicted
+over the device's limit; finished_over_limit_share: the same of those that ran."""
 
 
 class PublishedFacts(Spec):

@@ -149,7 +149,7 @@ def _compare_group(
     tables: dict[tuple[Any, ...], list[int]] = {}
     for place, (question, layout, _) in enumerate(asked):
         train = question.train.model_copy(update={"global_batch_size": 1})
-        key = (question.model, train.model_dump_json(), *pipeline_key(layout))
+        key = (question.model.model_dump_json(), train.model_dump_json(), *pipeline_key(layout))
         tables.setdefault(key, []).append(place)
     memories: dict[int, MemoryEstimate] = {}
     for places in tables.values():
