@@ -11,7 +11,9 @@ No averaging anywhere: the loss is divided by the global token count, gradients 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol, cast
+from weakref import ReferenceType, ref
 
 import torch
 import torch.distributed as dist
@@ -44,44 +46,59 @@ class States(Protocol):
 
 
 class ReplicatedStates:
-    """zero_stage 0. With a narrower compute dtype the stage holds copies and the masters stand beside it."""
+    """zero_stage 0. With a narrower compute dtype the stage holds copies and the masters stand beside it.
+
+    In the last backward a bucket is reduced as soon as its last gradient is there, while the rest of the
+    backward runs.
+    """
 
     def __init__(self, stage: Stage, master_dtype: torch.dtype, device: torch.device) -> None:
         stage.to_empty(device=device)
         self.group = stage.build.mesh.group("dp_sp")
         self.replication = self.group.size()
         self.copies = dict(stage.named_parameters())
-        if master_dtype == stage.build.dtype:
-            self.masters = self.copies
-            return
-        self.masters = {
-            name: nn.Parameter(torch.empty_like(copy, dtype=master_dtype))
-            for name, copy in self.copies.items()
-        }
+        self.masters = self.copies
+        if master_dtype != stage.build.dtype:
+            self.masters = {
+                name: nn.Parameter(torch.empty_like(copy, dtype=master_dtype))
+                for name, copy in self.copies.items()
+            }
+        # Backward reaches the last parameters first.
+        self.buckets = _buckets(list(reversed(self.masters)), self.masters)
+        self.bucket_of = {name: index for index, names in enumerate(self.buckets) for name in names}
+        self.missing: list[int] = []
+        self.reductions: list[_Reduction] = []
         for name, copy in self.copies.items():
-            copy.register_post_accumulate_grad_hook(self._accumulate_into(self.masters[name]))
+            # Weakly: autograd hides its hooks from the garbage collector, so a cycle would never be freed.
+            copy.register_post_accumulate_grad_hook(partial(_take_gradient, ref(self), name))
 
-    @staticmethod
-    def _accumulate_into(master: nn.Parameter):  # type: ignore[no-untyped-def]
-        def hook(copy: Tensor) -> None:
+    def take_gradient(self, name: str, copy: Tensor) -> None:
+        """After a gradient was added: into the master's, and on its way if its bucket is full."""
+        master = self.masters[name]
+        if master is not copy:
             grad = cast(Tensor, copy.grad)
             if master.grad is None:
                 master.grad = grad.to(master.dtype)
             else:
                 _local(master.grad).add_(_local(grad))
             copy.grad = None
-
-        return hook
+        if self.missing:
+            bucket = self.bucket_of[name]
+            self.missing[bucket] -= 1
+            if self.missing[bucket] == 0:
+                grads = [_local(cast(Tensor, self.masters[each].grad)) for each in self.buckets[bucket]]
+                self.reductions.append(_Reduction(grads, self.group))
 
     def before_backward(self, last: bool) -> None:
-        """Nothing to prepare: gradients accumulate locally."""
+        if last and self.replication > 1:
+            self.missing = [len(names) for names in self.buckets]
 
     def finish(self) -> None:
-        if self.replication == 1:
-            return
-        grads = [_local(master.grad) for master in self.masters.values() if master.grad is not None]
-        for bucket in _buckets(grads):
-            all_reduce_flat(bucket, self.group)
+        assert not any(self.missing), "a parameter had no gradient in the last backward"
+        self.missing = []
+        for reduction in self.reductions:
+            reduction.wait()
+        self.reductions = []
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -89,6 +106,27 @@ class ReplicatedStates:
             return
         for name, copy in self.copies.items():
             _local(copy).copy_(_local(self.masters[name]))
+
+
+def _take_gradient(states: ReferenceType[ReplicatedStates], name: str, copy: Tensor) -> None:
+    owner = states()
+    assert owner is not None, "the stage outlived its states"
+    owner.take_gradient(name, copy)
+
+
+class _Reduction:
+    """A sum over a group under way: gradients flattened into one message."""
+
+    def __init__(self, grads: list[Tensor], group: dist.ProcessGroup) -> None:
+        self.grads = grads
+        self.flat = torch.cat([grad.flatten() for grad in grads])
+        self.work = dist.all_reduce(self.flat, group=group, async_op=True)
+
+    def wait(self) -> None:
+        """Put the sums back in place."""
+        cast(dist.Work, self.work).wait()
+        for grad, part in zip(self.grads, self.flat.split([g.numel() for g in self.grads]), strict=True):
+            grad.copy_(part.view_as(grad))
 
 
 class ShardedStates:
@@ -143,21 +181,19 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
-    buckets: list[list[Tensor]] = []
+def _buckets(names: list[str], parameters: dict[str, nn.Parameter]) -> list[list[str]]:
+    """Names in their order, cut where a bucket has reached BUCKET_BYTES."""
+    buckets: list[list[str]] = []
     size = BUCKET_BYTES
-    for tensor in tensors:
+    for name in names:
         if size >= BUCKET_BYTES:
             buckets.append([])
             size = 0
-        buckets[-1].append(tensor)
-        size += tensor.numel() * tensor.element_size()
+        buckets[-1].append(name)
+        size += _local(parameters[name]).nbytes
     return buckets
 
 
 def all_reduce_flat(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
     """Sum tensors of one dtype over a group, in place, in one message."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat, group=group)
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
+    _Reduction(tensors, group).wait()

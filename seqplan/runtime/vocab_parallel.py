@@ -33,7 +33,8 @@ class _VocabCrossEntropy(Function):
     """Sum of -log softmax(logits)[label] over counted tokens, the softmax spanning all tp ranks.
 
     Forward: all-reduce of the row maximum, then of (sum of exponentials, target logit), over tp.
-    Backward: local only. Kept: the logits in their own dtype, the row's log-sum-exp.
+    Backward: local only, once (it overwrites the logits). Kept: the logits in their own dtype, the row's
+    log-sum-exp.
     """
 
     @staticmethod
@@ -74,7 +75,7 @@ class _VocabCrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits_NV, lse_N, local_N, mine_N, counted_N = ctx.saved_tensors
-        grad_NV = torch.zeros_like(logits_NV)
+        # Written over the logits, which nothing else needs: no second tensor of their size exists.
         scale_N = grad_loss.to(lse_N.dtype) * counted_N
         for part in _chunks(*logits_NV.shape):
             probability = (logits_NV[part, : ctx.real_rows].to(lse_N.dtype) - lse_N[part, None]).exp_()
@@ -82,8 +83,9 @@ class _VocabCrossEntropy(Function):
             if ctx.real_rows:
                 hit = -(scale_N[part] * mine_N[part])
                 probability.scatter_add_(1, local_N[part, None], hit[:, None])
-            grad_NV[part, : ctx.real_rows] = probability.to(grad_NV.dtype)
-        return grad_NV, None, None, None, None
+            logits_NV[part, : ctx.real_rows].copy_(probability)
+            logits_NV[part, ctx.real_rows :] = 0.0
+        return logits_NV, None, None, None, None
 
 
 def _chunks(tokens: int, rows: int) -> list[slice]:
