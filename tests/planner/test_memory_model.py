@@ -206,7 +206,7 @@ def test_logits_are_a_line_of_their_own() -> None:
     assert in_fp32 / GIB == pytest.approx(7.58, rel=1e-3)
     assert logits_row_bytes(wide, sp=8) == in_fp32 / 2
     held = memory_estimate(wide, layout(wide, sp=8, precision="fp32")).stages[0].by_kind["logits"]
-    assert held >= 2 * in_fp32  # with their gradient
+    assert in_fp32 <= held < 1.1 * in_fp32  # their gradient is written over them
     # NeMo Automodel#3907: 32,768 tokens x 128,256 x 4 bytes are 16.8 GB.
     small = question(decoder(vocab_size=128256), seq_len=32768, gpus=1, global_batch_size=1)
     assert logits_row_bytes(small, precision="fp32") == 32768 * 128256 * 4
