@@ -2,8 +2,8 @@
 
 Expected counts (arXiv 2105.13120, section 3.2, for K = H): forward 2 (N-1) B S K D elements; backward at most
 6 (N-1) B S K D. Ours sends 4 (N-1) B S K D backward: keys and values once, their gradients once, since a
-block's own part stays home; with bfloat16 blocks and float32 gradients 2 * 2 + 2 * 4 bytes an element, which is
-the published 6 * 2.
+block's own part stays home; with bfloat16 blocks and float32 gradients 2 * 2 + 2 * 4 bytes an element, which
+is the published 6 * 2.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_narrow_dtypes(dtype: torch.dtype, tolerance: float) -> None:
     cases = [
         Case(causal, padding=padding, dtype=dtype)
         for causal in (False, True)
-        for padding in ("none", "holes")
+        for padding in ("none", "holes", "left", "all")
     ]
     by_rank = run_ranks(4, _ring, cases, "flash", 2)
     for number, case in enumerate(cases):
