@@ -86,6 +86,7 @@ class RowGroup(Spec):
     source: str = Field(description="table, figure or file of the source")
     model: str = Field(description="a built-in model; columns named after its fields change them")
     cluster: str
+    implementation: str | None = Field(default=None, description="where it is not the source's")
     common: dict[str, Any] = Field(default_factory=dict)
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]

@@ -90,9 +90,9 @@ class ComparedSource(Spec):
 
 def compare(source: PublishedSource, loaders: Loaders) -> ComparedSource:
     """Every row of the source through the memory model."""
-    trainer = loaders.implementation(source.implementation)
     rows: list[ComparedRow] = []
     for group in source.groups:
+        trainer = loaders.implementation(group.implementation or source.implementation)
         rows.extend(_compare_group(source, group, trainer, loaders))
     errors = [abs(row.error) for row in rows if row.error is not None]
     results = []
