@@ -89,11 +89,15 @@ def explain(
     ask: Ask,
     pins: Pins,
     layout: LayoutFlag = None,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="list every tensor that a layer keeps, with its bytes")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Show one layout in full, by stage and kind, legal or not: of a plan file, or typed as --layout."""
     from seqplan import cli_inputs, render, render_layout
     from seqplan.planner import search
+    from seqplan.planner.kept_tensors import kept_tensors
 
     if layout is None:
         asked, chosen = cli_inputs.read_plan(Path(subject), ask, pins)
@@ -101,10 +105,14 @@ def explain(
         asked, chosen = cli_inputs.read_layout(subject, layout, ask, pins)
     scored = search.score(asked.question, chosen)
     scored = scored.model_copy(update={"warnings": (*asked.warnings, *scored.warnings)})
+    kept = kept_tensors(asked.question, chosen) if tensors else ()
     if as_json:
-        render.show_json({**scored.model_dump(mode="json"), "notes": asked.notes})
+        listed = {"tensors": [each.model_dump(mode="json") for each in kept]} if tensors else {}
+        render.show_json({**scored.model_dump(mode="json"), **listed, "notes": asked.notes})
     else:
         render_layout.show_layout(scored, asked.question, tuple(asked.notes))
+        if tensors:
+            render_layout.show_tensors(kept, chosen)
 
 
 @app.command()
@@ -119,6 +127,27 @@ def score(
     with cli_inputs.open_lines(cases) as lines:
         for answer in score_cases(lines, cli_inputs.loaders()):
             render.show_json(answer)
+
+
+@app.command()
+def validate(
+    source: Annotated[
+        str | None, typer.Argument(metavar="[SOURCE]", help="one publication, with all of its rows")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare our predictions with published measurements; exit 1 where a goal is missed."""
+    from seqplan import cli_inputs, profiles, render, render_published
+    from seqplan.planner.published_comparison import compare
+
+    names = profiles.published_names() if source is None else (source,)
+    compared = [compare(profiles.load_published(name), cli_inputs.loaders()) for name in names]
+    if as_json:
+        render.show_json({"sources": [each.model_dump(mode="json") for each in compared]})
+    else:
+        render_published.show_sources(compared, in_full=source is not None)
+    if not all(each.goals_met for each in compared):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from seqplan.planner.kept_tensors import KeptTensor
+from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
-from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, table
+from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, size, table
 from seqplan.render_suggestion import asked, choices, degrees, memory_line, stage_bars
 
 if TYPE_CHECKING:
@@ -98,3 +100,16 @@ def time_bars(time: TimeEstimate) -> Group:
     if time.bubble_fraction > 0:
         title += f" (a stage waits {percent(time.bubble_fraction)} of it in the pipeline)"
     return bars(title, parts, time.step_time_s)
+
+
+def show_tensors(tensors: tuple[KeptTensor, ...], layout: Layout) -> None:
+    """Every tensor of one layer and micro-batch, and what of them stays until the backward."""
+    rows = [
+        [each.name, each.kind, count(each.size_bytes), "kept" if each.kept else "recomputed", each.formula]
+        for each in tensors
+    ]
+    kept = sum(each.size_bytes for each in tensors if each.kept)
+    rows.append(["kept by a layer", "", count(kept), size(kept), ""])
+    title = f"Tensors of one layer, one micro-batch of {layout.micro_batch_size} on one rank"
+    columns = ["tensor", "kind", "bytes", "", "elements x bytes"]
+    show([table(title, columns, rows, left=("tensor", "kind", "", "elements x bytes"))])
