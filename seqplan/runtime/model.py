@@ -10,6 +10,7 @@ tp_sequence_parallel), E hidden size, V vocabulary rows on this rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import torch.nn.functional as F
@@ -166,7 +167,7 @@ class Stage(nn.Module):
         if self.build.mesh.first_stage:
             x_BRE = self.embedding(micro_batch.tokens, positions_R, tokens.place)
         x = cast(Tensor, x_BRE)
-        for index, layer in enumerate(self.layers.values()):
+        for index, layer in self.numbered_layers():
             if index < self.recomputed:
                 # Dropout is a function of the token, so no generator state has to be kept.
                 x = cast(Tensor, checkpoint(layer, x, tokens, use_reentrant=False, preserve_rng_state=False))
@@ -175,6 +176,10 @@ class Stage(nn.Module):
         if self.build.mesh.last_stage and self.build.model.final_norm:
             x = self.final_norm(x)
         return x
+
+    def numbered_layers(self) -> Iterable[tuple[int, nn.Module]]:
+        """The layers in order, with their numbers on this stage. (Simulation skips some equal ones.)"""
+        return enumerate(self.layers.values())
 
     def describe(self, micro_batch: MicroBatch, seed: int | None) -> tuple[Tokens, Tensor]:
         """What the layers need to know of the tokens; and the positions of the residual stream's tokens."""

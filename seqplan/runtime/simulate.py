@@ -1,0 +1,141 @@
+"""Simulates one rank of each pipeline stage of a layout: the true peak of its memory by kind, on no device.
+
+Two steps, because only the first allocates the optimizer's states; the second one's peak is the answer.
+Stages that differ only in how many micro-batches they hold share one recording (simulate_walk.py).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from seqplan.planner.layout import Layout
+from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.schedule import one_f_one_b
+from seqplan.planner.train_spec import TrainSpec
+from seqplan.runtime.kernel_device import kernels_of
+from seqplan.runtime.simulate_kinds import by_kind
+from seqplan.runtime.simulate_stage import (
+    FakeTrainer,
+    Reduced,
+    fake_group,
+    fake_micro_batches,
+    fullest_rank,
+    operator_bodies,
+)
+from seqplan.runtime.simulate_tracker import Tracker
+from seqplan.runtime.simulate_walk import Phase, Recording, phase_of
+
+RECORDED_MICRO_BATCHES = 3
+"""The first, one of those that find gradients, the last."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is simulated."""
+
+    model: ModelSpec
+    train: TrainSpec
+    layout: Layout
+    on_gpu: bool
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.train.global_batch_size // (self.layout.dp * self.layout.micro_batch_size)
+
+
+@dataclass(frozen=True)
+class SimulatedStage:
+    """Bytes of the fullest rank of a stage in its second step."""
+
+    by_kind: dict[str, float]
+    """At the moment of the peak."""
+    largest_by_kind: dict[str, float]
+    """Of each kind at its own fullest moment."""
+
+    @property
+    def allocated_bytes(self) -> float:
+        return sum(self.by_kind.values())
+
+
+def simulate(job: Job, whole: bool = False) -> list[SimulatedStage]:
+    """Every stage of the layout; `whole` runs each layer and micro-batch instead of repeating equal ones."""
+    recordings: dict[tuple[bool, bool, int], tuple[Phase, Recording]] = {}
+    found = []
+    for stage in range(job.layout.pp):
+        if whole:
+            found.append(_simulated(*_whole_stage(job, stage)))
+            continue
+        kind = (stage == 0, stage == job.layout.pp - 1, job.layout.stage_layers[stage])
+        if kind not in recordings:
+            recordings[kind] = _recorded(job, stage)
+        held, recording = recordings[kind]
+        actions = one_f_one_b(stage, job.layout.pp, job.num_microbatches)
+        found.append(_simulated(held, recording.step(actions, job.num_microbatches)))
+    return found
+
+
+def _simulated(held: Phase, step: Phase) -> SimulatedStage:
+    return SimulatedStage(by_kind(held.net + step.at_peak), by_kind(held.net + step.largest))
+
+
+def _whole_stage(job: Job, stage: int) -> tuple[Phase, Phase]:
+    """What is held before the second step, and that step."""
+    with _rank(job, stage) as (trainer, tracker):
+        batches = fake_micro_batches(trainer, job.on_gpu)
+        trainer.simulate_step(batches, 0, None)
+        start = len(tracker.events)
+        trainer.simulate_step(batches, 1, None)
+        return phase_of(tracker.events[:start]), phase_of(tracker.events[start:])
+
+
+def _recorded(job: Job, stage: int) -> tuple[Phase, Recording]:
+    """What the stage holds before its second step, and a recording of that step."""
+    layers = recorded_layers(job.layout, job.layout.stage_layers[stage])
+    first, last = stage == 0, stage == job.layout.pp - 1
+    # A stage with the same ends and, unless it is the last, one micro-batch more in flight than it works on.
+    like = (0, 1 if last else 2) if first else (1, 2 if last else 3)
+    with _rank(job, stage) as (trainer, tracker):
+        batches = fake_micro_batches(trainer, job.on_gpu)
+        reduces_in_backward = job.layout.zero_stage == 0 and job.layout.dp * job.layout.sp > 1
+        trainer.simulate_step(batches, 0, Reduced(one_f_one_b(*like, 1), layers, 1, reduces_in_backward))
+        start = len(tracker.events)
+        few = min(RECORDED_MICRO_BATCHES, job.num_microbatches)
+        trainer.simulate_step(batches, 1, Reduced(one_f_one_b(*like, few), layers, few, reduces_in_backward))
+        recording = Recording(tracker.events[start:], job.layout.stage_layers[stage])
+        return phase_of(tracker.events[:start]), recording
+
+
+def recorded_layers(layout: Layout, count: int) -> tuple[int, ...]:
+    """The first, second and last layer of each run of equal ones: those that recompute, and the rest."""
+    recomputed = 0
+    if layout.recompute == "full":
+        recomputed = count if layout.recompute_layers is None else min(layout.recompute_layers, count)
+    chosen: set[int] = set()
+    for start, stop in ((0, recomputed), (recomputed, count)):
+        if stop > start:
+            chosen |= {start, min(start + 1, stop - 1), stop - 1}
+    return tuple(sorted(chosen))
+
+
+@contextmanager
+def _rank(job: Job, stage: int) -> Iterator[tuple[FakeTrainer, Tracker]]:
+    """The trainer of a stage's fullest rank, with fake tensors and the tracker on."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)  # the meta tensors that modules are built with
+    tracker = Tracker(operator_bodies())
+    collecting = gc.isenabled()
+    rank = fullest_rank(job.layout, stage)
+    with fake_group(rank, job.layout.world_size), kernels_of("cuda" if job.on_gpu else "cpu"):
+        trainer = FakeTrainer(job.model, job.train, job.layout, fake, tracker)
+        gc.collect()
+        gc.disable()  # so that what ends is ended by its last reference alone, the same in every run
+        try:
+            with fake, tracker.running():
+                yield trainer, tracker
+        finally:
+            if collecting:
+                gc.enable()

@@ -1,0 +1,173 @@
+"""Counts the bytes of every storage of a simulated rank: a dispatch mode over fake tensors.
+
+Each storage that an operator makes is an allocation, its end is a free (a weak reference tells). Both stand
+in one list of events, with marks between them where a phase of the step begins. What a storage was for is
+known only later (a gradient is a plain result until it is accumulated), so its kind is written on its record
+and read at the end. torch's MemTracker sees neither two micro-batches in flight nor what a custom operator's
+Python body makes, and is three times as slow (measured, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Site = tuple[str, str]
+"""Module and function in which a storage was made: the innermost of this runtime or of FSDP2."""
+
+PLACES = ("seqplan/runtime/", "fsdp/_fully_shard/")
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """One storage, from allocation to free."""
+
+    site: Site
+    kind: str | None = None
+    """One of the planner's MEMORY_KINDS where somebody has said it."""
+    size_bytes: int = 0
+    kept: bool = False
+    """It outlives the forward that made it: autograd keeps it for the backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A storage came (or grew), or went."""
+
+    record: Record
+    size_bytes: int
+    """Negative for what went."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Here a phase of the step begins."""
+
+    name: tuple[Any, ...]
+
+
+Event = Change | Mark
+
+
+class Tracker(TorchDispatchMode):
+    """Sees every operator; of `bodies` it runs the Python bodies instead, and sees what these call."""
+
+    def __init__(self, bodies: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[Event] = []
+        self._bodies = bodies
+        self._records: dict[int, tuple[weakref.ref[torch.UntypedStorage], Record]] = {}
+        self._paused = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # DTensor calls again with what this rank holds
+        kwargs = kwargs or {}
+        body = self._bodies.get(func)
+        if body is not None:
+            with self:
+                results = body(*args, **kwargs)
+            if len(results) == 2:  # a forward: its result, and log-sum-exp or probabilities
+                self.classify(results[1:], "attention")
+            return results
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].dtype.is_floating_point else 1  # there is no data: a loss, a count of one
+        result = func(*args, **kwargs)
+        if not self._paused:
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self.see(leaf)
+        return result
+
+    def see(self, tensor: Tensor) -> Record:
+        """The record of a tensor's storage, begun where it was not known."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        known = self._records.get(key)
+        if known is not None and known[0]() is storage:
+            return known[1]
+        record = Record(_site())
+        self._records[key] = (weakref.ref(storage, lambda ref: self._ended(key, ref)), record)
+        self._resized(record, storage.nbytes())
+        return record
+
+    def classify(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """These are of one kind, from their beginning on."""
+        for tensor in tensors:
+            self.see(tensor).kind = kind
+
+    def keep_since(self, event: int) -> None:
+        """What was made since that event and still exists outlives its forward."""
+        for change in self.events[event:]:
+            if isinstance(change, Change) and change.record.size_bytes:
+                change.record.kept = True
+
+    def mark(self, *name: Any) -> None:
+        """A phase begins."""
+        self.events.append(Mark(name))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The mode, with resized storages seen, and without DTensor's shape propagation at global size."""
+        resize, propagate = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached
+
+        def seen_resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            known = self._records.get(id(storage))
+            if known is not None:
+                self._resized(known[1], storage.nbytes())
+            return result
+
+        def unseen_propagate(*args: Any) -> Any:
+            self._paused = True
+            try:
+                return propagate(*args)
+            finally:
+                self._paused = False
+
+        torch.UntypedStorage.resize_ = seen_resize  # type: ignore[method-assign, assignment]
+        setattr(ShardingPropagator, propagate.__name__, unseen_propagate)
+        try:
+            with self:
+                yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            setattr(ShardingPropagator, propagate.__name__, propagate)
+
+    def _resized(self, record: Record, size_bytes: int) -> None:
+        if size_bytes != record.size_bytes:
+            self.events.append(Change(record, size_bytes - record.size_bytes))
+            record.size_bytes = size_bytes
+
+    def _ended(self, key: int, ref: weakref.ref[torch.UntypedStorage]) -> None:
+        known = self._records.get(key)
+        if known is not None and known[0] is ref:
+            del self._records[key]
+            self._resized(known[1], 0)
+
+
+def _site() -> Site:
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if any(place in path for place in PLACES) and "/simulate" not in path:
+            return path.rsplit("/", 1)[1].removesuffix(".py"), frame.f_code.co_name
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "", ""
