@@ -91,6 +91,7 @@ def forward(
         out, lse = _forward_group(heads_first(q_BSHD, heads), hand, call)
         heads_first(out_BSHD, heads).copy_(out)
         lse_BHS[:, heads].copy_(lse)
+        del out, lse  # freed before the next group makes its own
     return out_BSHD, lse_BHS
 
 

@@ -99,8 +99,9 @@ def gradients_home(
             hand.turn()
         if step >= 2:
             travelling, arriving = arriving, travelling
-        for index, part in parts:
+        while parts:  # emptied, so that the next block finds their memory free
+            index, part = parts.pop()
             travelling[index] += part
-        del parts  # freed before the next block allocates its own
+            del part
     ring.post({"dkv": (travelling, arriving)}).wait()
     return arriving
