@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from seqplan.planner.activations import LayerRow, TensorRow, WorkingRow
-from seqplan.planner.layout import Attention, Kernel, Recompute, Schedule
+from seqplan.planner.layout import Attention, Kernel, Recompute, Schedule, StageBalance
 from seqplan.planner.spec import Spec
 
 
@@ -29,6 +29,9 @@ class Capabilities(Spec):
     tp_sequence_parallel: tuple[bool, ...]
     hybrid_sharding: bool = Field(description="zero_shard_size smaller than dp x sp")
     uneven_stages: bool
+    stage_balance: StageBalance = Field(
+        default="layers", description="what stages share evenly by default: layers, or matmuls with the head"
+    )
     tp_copies_kv_heads: bool = Field(description="tp may exceed the kv heads; the copies are counted")
     min_microbatches_per_stage: int = Field(description="num_microbatches >= this x pp")
     vocab_multiple: int = Field(

@@ -35,6 +35,7 @@ Attention = Literal["none", "ring", "rsa"]
 Kernel = Literal["flash", "efficient", "math"]
 Schedule = Literal["none", "1f1b", "interleaved", "zbv", "gpipe"]
 Recompute = Literal["none", "selective", "full"]
+StageBalance = Literal["layers", "matmuls"]
 
 
 class Layout(Spec):
@@ -100,9 +101,24 @@ def spread_layers(num_layers: int, pp: int) -> tuple[int, ...]:
     return tuple(share + (stage in extra) for stage in range(pp))
 
 
-def default_stage_layers(model: ModelSpec, pp: int) -> tuple[int, ...]:
+def default_stage_layers(model: ModelSpec, pp: int, balance: StageBalance = "layers") -> tuple[int, ...]:
     """Layers of each stage where the user says none; pp is at most the number of layers."""
-    return spread_layers(model.num_layers, pp)
+    return spread_matmuls(model, pp) if balance == "matmuls" else spread_layers(model.num_layers, pp)
+
+
+def spread_matmuls(model: ModelSpec, pp: int) -> tuple[int, ...]:
+    """Layers of each stage as nanotron places them (models/base.py): equal shares of the matmuls' weights.
+
+    The head counts, so the last stages have fewer layers, or none; the layer that passes a share still
+    belongs to it. kv heads count as many as heads.
+    """
+    layer = 4 * model.attention_size * model.hidden_size + 3 * model.ffn_hidden_size * model.hidden_size
+    whole = model.num_layers * layer + model.vocab_size * model.hidden_size
+    stages, stage = [0] * pp, 0
+    for number in range(1, model.num_layers + 1):
+        stages[stage] += 1
+        stage += number * layer * pp > whole * (stage + 1)
+    return tuple(stages)
 
 
 def best_kernel(question: Question, precision: str, attention: str) -> Kernel:
@@ -135,7 +151,8 @@ def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
     fields_.setdefault("precision", question.precision)
     if "stage_layers" not in fields_:
         stages = min(pp, question.model.num_layers) if isinstance(pp, int) and pp >= 1 else 1
-        fields_["stage_layers"] = default_stage_layers(question.model, stages)
+        balance = question.implementation.capabilities.stage_balance
+        fields_["stage_layers"] = default_stage_layers(question.model, stages, balance)
     fields_.setdefault("kernel", best_kernel(question, fields_["precision"], fields_["attention"]))
     return layout_from_fields(fields_)
 

@@ -102,9 +102,10 @@ def stage_splits(question: Question, pp: int, pins: Pins) -> list[tuple[int, ...
     """How the layers may lie on the stages: evenly, and with fewer on the last to make up for the head."""
     if pins.stage_layers is not None:
         return [pins.stage_layers]
-    model = question.model
-    splits = [default_stage_layers(model, min(pp, model.num_layers))]  # more stages fall to a rule
-    if pp > 1 and question.implementation.capabilities.uneven_stages:
+    model, capabilities = question.model, question.implementation.capabilities
+    stages = min(pp, model.num_layers)  # more stages fall to a rule
+    splits = [default_stage_layers(model, stages, capabilities.stage_balance)]
+    if pp > 1 and capabilities.uneven_stages:
         head = model.head_matmul_parameters / model.layer_matmul_parameters
         last = round((model.num_layers + head) / pp - head)
         if 1 <= last < splits[0][-1]:

@@ -50,10 +50,7 @@ class ComparedRow(Spec):
     published_bytes: float | None
     predicted_bytes: float = Field(description="of the kinds and the stage that the source measured")
     error: float | None = Field(description="predicted / published - 1")
-    needed_bytes: float = Field(
-        description="predicted for the fullest stage: allocated, context and communicators; not what the "
-        "allocator caches, which it gives back before it fails"
-    )
+    peak_bytes: float = Field(description="predicted for the fullest stage, overheads included")
     limit_bytes: float
     over_limit: bool
 
@@ -199,7 +196,6 @@ def _compared(
     if source.memory == "reserved":
         predicted += stage.overhead_by_kind["fragmentation"]
     published = facts.peak_bytes
-    needed = max(each.peak_bytes - each.overhead_by_kind["fragmentation"] for each in memory.stages)
     return ComparedRow(
         row=facts.row,
         group=group.title,
@@ -209,7 +205,7 @@ def _compared(
         published_bytes=published,
         predicted_bytes=predicted,
         error=None if published is None else predicted / published - 1.0,
-        needed_bytes=needed,
+        peak_bytes=memory.peak_bytes,
         limit_bytes=memory.limit_bytes,
-        over_limit=needed > memory.limit_bytes,
+        over_limit=memory.peak_bytes > memory.limit_bytes,
     )
