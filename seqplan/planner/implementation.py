@@ -61,6 +61,9 @@ class ImplementationSpec(Spec):
     gradients_between_steps: bool = Field(
         default=True, description="gradients stay allocated when the optimizer has used them"
     )
+    counts_cached_blocks: bool = Field(
+        default=False, description="the inventory has what the allocator keeps, so no fragmentation is added"
+    )
     states: tuple[TensorRow, ...] = ()
     micro_batch: tuple[TensorRow, ...] = ()
     layer: tuple[LayerRow, ...] = ()

@@ -222,10 +222,13 @@ def memory_table(question: Question, table: LayoutTable, every_stage: bool = Fal
 def overhead_bytes(question: Question, table: LayoutTable, allocated: Floats) -> dict[str, Floats]:
     """What is not a tensor: device context, buffers of the communicators, losses of the allocator."""
     cluster = question.cluster
+    lost = (
+        0.0 if question.implementation.counts_cached_blocks else float(cluster.device.fragmentation_fraction)
+    )
     return {
         "context": np.full(len(table), float(cluster.device.context_bytes)),
         "communicators": communicators(table) * float(cluster.communicator_bytes),
-        "fragmentation": float(cluster.device.fragmentation_fraction) * allocated,
+        "fragmentation": lost * allocated,
     }
 
 

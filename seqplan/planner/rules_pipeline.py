@@ -26,7 +26,9 @@ def _stages_broken(question: Question, table: LayoutTable) -> bool:
     stages = table.stage_layers
     # A trainer that balances matmuls may leave its last stages with the head alone.
     least = 0 if question.implementation.capabilities.stage_balance == "matmuls" else 1
-    return len(stages) != table.pp or sum(stages) != question.model.num_layers or min(stages, default=0) < least
+    return (
+        len(stages) != table.pp or sum(stages) != question.model.num_layers or min(stages, default=0) < least
+    )
 
 
 def _stages(question: Question, layout: Layout) -> str:
