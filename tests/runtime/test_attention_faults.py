@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.block_attention import block_backward, block_forward
-from seqplan.runtime.block_masks import Block
+from seqplan.runtime.block_masks import Block, require_kernel
 from seqplan.runtime.head_groups import head_slices, number_of_groups
 from seqplan.runtime.ring import Ring
 from seqplan.runtime.ring_attention import ring_attention
@@ -279,3 +279,19 @@ def test_number_of_head_groups(kv_heads: int, kv_bytes: int, expected: int) -> N
 
 def test_head_groups_hold_whole_kv_heads() -> None:
     assert list(head_slices(12, 4, 2)) == [(slice(0, 6), slice(0, 2)), (slice(6, 12), slice(2, 4))]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "head_dim", "padded", "text"),
+    [
+        ("flash", torch.float32, 64, False, r"kernel=flash has no torch.float32 on CUDA"),
+        ("flash", torch.bfloat16, 64, True, "kernel=flash takes no padding mask on CUDA"),
+        ("flash", torch.bfloat16, 20, False, "multiple of 8 and at most 256, not 20"),
+        ("efficient", torch.bfloat16, 20, False, "needs rows of 16 bytes"),
+    ],
+)
+def test_what_a_kernel_cannot_do_is_refused(
+    kernel: str, dtype: torch.dtype, head_dim: int, padded: bool, text: str
+) -> None:
+    with pytest.raises(SeqplanError, match=text):
+        require_kernel(kernel, torch.device("cuda"), dtype, head_dim, padded)
