@@ -25,6 +25,7 @@ from rich.console import Console
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.failures import explain_failure
+from seqplan.runtime.host_memory import require_memory
 from seqplan.runtime.nodes import Nodes, check_outer_launcher, find_nodes
 from seqplan.runtime.options import RunOptions
 from seqplan.runtime.text_files import TextFiles
@@ -76,6 +77,8 @@ def launch(
     if nodes:
         _start_fork_server()
     device_type = choose_device(plan, options, local_world_size)
+    if device_type == "cpu":
+        require_memory(plan, local_world_size)
     if nodes is None:  # this process is one of the ranks, and whoever started it reports how it ends
         from seqplan.runtime.train import train
 
@@ -119,6 +122,7 @@ def choose_device(plan: Plan, options: RunOptions, local_world_size: int) -> str
 
 
 def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -155,12 +159,31 @@ def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
             )
             console.print(f"The run failed: {text.rstrip()}", soft_wrap=True)
             return RunResult(FAILED)
+        except DistError as error:
+            raise _nodes_did_not_meet(error, nodes, job.options.timeout_s) from None
         except SignalException as error:
             console.print(f"Ended by {error.sigval.name}; all ranks of this node have been stopped.")
             return RunResult(SIGNAL_BASE + error.sigval)
         finally:
             if console.is_terminal:  # a rank that was drawing its progress line had hidden it
                 console.show_cursor(True)
+
+
+def _nodes_did_not_meet(error: Exception, nodes: Nodes, timeout_s: float) -> SeqplanError:
+    """torch says it in forty lines of its own code."""
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text:
+        return SeqplanError(
+            f"Node {nodes.node_rank} cannot open {nodes.endpoint}: the port is in use.",
+            "Give another port in --rdzv-endpoint on every node.",
+        )
+    if nodes.endpoint is None:
+        return SeqplanError(f"The ranks of this machine could not meet: {text.splitlines()[0]}")
+    others = ", ".join(str(rank) for rank in range(nodes.nnodes) if rank != nodes.node_rank)
+    return SeqplanError(
+        f"Not all {nodes.nnodes} nodes met at {nodes.endpoint} within {timeout_s:g} s.",
+        f"Start the same command with --node-rank {others} too, and let every node reach that address.",
+    )
 
 
 def _rendezvous(nodes: Nodes, timeout_s: float) -> dict[str, Any]:
@@ -191,7 +214,7 @@ def _threads(plan: Plan, local_world_size: int) -> int:
 def _set_environment(threads: int) -> None:
     """What torch reads when it is loaded, here and in every rank. The user's own settings win."""
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself otherwise
     # Workers get a store of their own: with the launcher's, gloo reads addresses of ranks that are gone.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")

@@ -74,18 +74,16 @@ class RunSummary(Spec):
 
 
 class MetricsFile:
-    """metrics.jsonl, one flushed line a step; appends, also after a run that died in the middle of a line."""
+    """metrics.jsonl of one run, one flushed line a step. What an earlier run left becomes metrics.1.jsonl, ..."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        cut = False
-        if path.exists() and path.stat().st_size:
-            with path.open("rb") as before:
-                before.seek(-1, os.SEEK_END)
-                cut = before.read(1) != b"\n"
-        self._file = path.open("a", encoding="utf-8")
-        if cut:
-            self._file.write("\n")
+        if path.exists():
+            number = 1
+            while (earlier := path.with_suffix(f".{number}{path.suffix}")).exists():
+                number += 1
+            path.rename(earlier)
+        self._file = path.open("w", encoding="utf-8")
 
     def write(self, metrics: StepMetrics) -> None:
         # A loss that is not finite becomes null: NaN is not JSON.

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from seqplan.planner.errors import SeqplanError
+from seqplan.runtime import host_memory
+from seqplan.runtime import launch as launch_module
 from seqplan.runtime.failures import classify, explain_failure, record_failure, stack_file
 from seqplan.runtime.launch import choose_device, launch
 from seqplan.runtime.nodes import Nodes, check_outer_launcher, find_nodes, first_host
@@ -119,6 +121,24 @@ def test_a_place_that_cannot_be_written_stops_before_anything_is_started(tmp_pat
     (tmp_path / "text.txt").write_text("a file, not a folder")
     with pytest.raises(SeqplanError, match=r"output_dir=.*text.txt cannot be written to \(File exists\)"):
         launch(fake_plan(2), [tmp_path / "text.txt"], RunOptions(steps=1, output_dir=tmp_path / "text.txt"))
+
+
+def test_a_cpu_run_needs_the_memory_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = fake_plan(2)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 2 * 2**30)
+    host_memory.require_memory(plan, 2)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 2**29)
+    with pytest.raises(SeqplanError, match=r"2 ranks on this CPU need 0.6 GiB, .* but 0.5 GiB are free"):
+        host_memory.require_memory(plan, 2)
+
+
+def test_nodes_that_do_not_meet_are_one_line() -> None:
+    nodes = Nodes(nnodes=3, node_rank=1, local_world_size=2, endpoint="host:1234")
+    busy = launch_module._nodes_did_not_meet(RuntimeError("... EADDRINUSE ..."), nodes, 5.0)
+    assert busy.message == "Node 1 cannot open host:1234: the port is in use."
+    late = launch_module._nodes_did_not_meet(RuntimeError("timed out\nframe #0"), nodes, 5.0)
+    assert late.message == "Not all 3 nodes met at host:1234 within 5 s."
+    assert "--node-rank 0, 2 too" in late.hint
 
 
 def test_a_plan_for_gpus_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
