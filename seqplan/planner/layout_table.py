@@ -3,11 +3,16 @@
 All rows of a table share the pipeline (stages, schedule, chunks), precision and mesh order, which are plain
 scalars; everything else is an int64 column. Names of a choice (`recompute`, `attention`, `kernel`) are stored
 as their place in the tuples below. Optional fields are resolved to numbers: a formula never meets a None.
+
+Columns need not be of equal length, only of shapes that broadcast: a table may be a grid, with choices that
+few formulas ask for (recompute, ZeRO) on leading axes. What does not depend on them is then computed once
+for all of them, by numpy's own rules and without a word in any formula. The last axis is always `len(table)`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -39,7 +44,7 @@ COLUMNS: tuple[str, ...] = (
 
 @dataclass(frozen=True, eq=False)
 class LayoutTable:
-    """Layouts of one pipeline. Every column of COLUMNS has the same length n."""
+    """Layouts of one pipeline. Flat: every column of COLUMNS has the same length n; or a grid, see above."""
 
     pp: int
     stage_layers: tuple[int, ...]
@@ -63,10 +68,15 @@ class LayoutTable:
     tp_sequence_parallel: Ints
 
     def __post_init__(self) -> None:
-        assert len({len(getattr(self, name)) for name in COLUMNS}) == 1, "columns of unequal length"
+        assert self.shape[-1] == len(self.dp), "columns of unequal length"
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """(n,) of a flat table; of a grid its leading axes too."""
+        return np.broadcast_shapes(*(getattr(self, name).shape for name in COLUMNS))
 
     def __len__(self) -> int:
-        return len(self.dp)
+        return self.shape[-1]
 
     def degree(self, axis: str) -> Ints:
         """The degree of one axis of AXES as a column; pp is the same in every row."""
@@ -91,12 +101,22 @@ class LayoutTable:
         return cast(Bools, self.kernel == KERNELS.index(name))
 
     def take(self, rows: ArrayLike) -> LayoutTable:
-        """The rows of a boolean mask or of an index array."""
+        """The rows of a boolean mask or of an index array; of a grid, places on its last axis."""
         chosen = np.asarray(rows)
-        return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        kept = {name: c if c.shape[-1] != len(self) else c[..., chosen] for name, c in columns.items()}
+        return replace(self, **kept)
+
+    def flat(self, cells: ArrayLike | None = None) -> LayoutTable:
+        """The cells of a grid (a mask of its shape, or places in it; all of them) as a flat table."""
+        chosen = np.ones(self.shape, dtype=np.bool_) if cells is None else np.asarray(cells)
+        where = np.nonzero(chosen) if chosen.dtype == np.bool_ else np.unravel_index(chosen, self.shape)
+        return replace(
+            self, **{name: np.broadcast_to(getattr(self, name), self.shape)[where] for name in COLUMNS}
+        )
 
     def row(self, i: int) -> Layout:
-        """One row as a Layout; what covers everything (all layers, all of dp x sp) is None again."""
+        """One row of a flat table as a Layout; what covers everything (all layers, all of dp x sp) is None again."""
         at = {name: int(getattr(self, name)[i]) for name in COLUMNS}
         recompute = cast(Recompute, RECOMPUTES[at["recompute"]])
         whole_stage = at["recompute_layers"] >= max(self.stage_layers, default=0)

@@ -60,7 +60,7 @@ def run_reasons(question: Question, layout: Layout) -> tuple[Reason, ...]:
 
 @dataclass(frozen=True)
 class Sieve:
-    """Which rows of a table pass, and which rule each other row fell to first."""
+    """Which rows of a table pass, and which rule each other row fell to first; masks broadcast in a grid."""
 
     runnable: Bools
     legal: Bools
@@ -77,9 +77,9 @@ def sieve(question: Question, table: LayoutTable) -> Sieve:
         if not broken.any():
             continue
         first = standing & broken
-        standing &= ~broken
+        standing = standing & ~broken
         if rule.scope == "layout":
-            legal &= ~broken
+            legal = legal & ~broken
         if first.any():
             fell_to.append((rule, first))
     return Sieve(runnable=standing, legal=legal, fell_to=tuple(fell_to))

@@ -31,5 +31,6 @@ class Rule:
         return broken if isinstance(broken, bool) else bool(broken[0])
 
     def mask(self, question: Question, table: LayoutTable) -> Bools:
-        """One truth value a row, also where the rule depends on what all rows share."""
-        return np.broadcast_to(np.asarray(self.broken(question, table), dtype=np.bool_), (len(table),))
+        """One truth value a row, also where the rule depends on what all rows share; broadcasts in a grid."""
+        broken = np.asarray(self.broken(question, table), dtype=np.bool_)
+        return np.broadcast_to(broken, (*broken.shape[:-1], len(table)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -125,23 +125,24 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
         held = _stage_parameters(parameters, layers, first, is_last)
         stages.append(_stage_time(clock, layer, ends, boundaries, layers, held))
     counts = np.array(list(shapes.values()), dtype=np.float64)
-    size = len(table)
-    totals = np.stack([np.broadcast_to(stage.total, size) for stage in stages])
+    totals = np.stack(np.broadcast_arrays(*(stage.total for stage in stages), np.zeros(len(table)))[:-1])
     slowest = np.argmax(totals, axis=0)
-    rows = np.arange(size)
     microbatches = table.num_microbatches.astype(np.float64)
 
     def of_slowest(values: list[Any]) -> Floats:
-        return np.asarray(np.stack([np.broadcast_to(v, size) for v in values])[slowest, rows])
+        chosen = np.broadcast_to(np.asarray(values[0], dtype=np.float64), slowest.shape)
+        for place, value in enumerate(values[1:], 1):
+            chosen = np.where(slowest == place, value, chosen)
+        return chosen
 
     by_kind = {
         kind: microbatches * of_slowest([stage.by_kind[kind] for stage in stages])
         for kind in ("compute", "recompute", "tp", "sp", "pp", "dp")
     }
-    all_stages = counts @ totals
-    longest = totals[slowest, rows]
+    all_stages = np.tensordot(counts, totals, 1)
+    longest = np.max(totals, axis=0)
     by_kind["bubble"] = (all_stages - longest) * _bubble_share(table)
-    by_kind["dp"] = by_kind["dp"] + np.max(np.stack([stage.dp_once for stage in stages]), axis=0)
+    by_kind["dp"] = by_kind["dp"] + reduce(np.maximum, [stage.dp_once for stage in stages])
     by_kind["pp"] = by_kind["pp"] + _tied_reduction_s(question, table, network)
     by_kind["optimizer"] = _optimizer_s(clock, parameters)
     pipeline = microbatches * longest + by_kind["bubble"]
