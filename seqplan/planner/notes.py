@@ -60,12 +60,26 @@ def position_warning(question: Question) -> str | None:
     )
 
 
+def precision_warning(question: Question) -> str | None:
+    """A dtype that the device computes faster in and the trainer lacks, where nobody asked for one."""
+    if question.train.precision != "auto":
+        return None
+    device, trainer = question.cluster.device, question.implementation
+    peaks: dict[str, float] = {dtype: float(rate) for dtype, rate in device.peak_flops_per_s.items()}
+    used = peaks.get(question.precision, 0.0)
+    for name in ("bf16", "fp16"):
+        peak = peaks.get(name, 0.0)
+        if name not in trainer.capabilities.precisions and device.kernels(name, 1) and peak > used > 0:
+            return (
+                f"{device.name} computes {peak / used:.1f}x faster in {name} than in {question.precision}, "
+                f"but {trainer.name} does not train in {name}; --precision {name} shows what it would bring."
+            )
+    return None
+
+
 def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
     """Everything to know about one layout that no rule forbids."""
-    found = []
-    limit = position_warning(question)
-    if limit:
-        found.append(limit)
+    found = [text for text in (position_warning(question), precision_warning(question)) if text]
     capabilities, tp = question.implementation.capabilities, layout.tp
     if (
         capabilities.vocab_multiple
@@ -74,7 +88,7 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
         found.append(vocab_padding(question, tp))
     per_node = question.cluster.gpus_per_node
     crossing = axes_over_nodes(question, layout) if layout.world_size == question.gpus else ()
-    node = f"spans nodes of {per_node} devices"
+    node = f"spans nodes of {per_node} device{'s' * (per_node != 1)}"
     if "tp" in crossing:
         found.append(f"tp={tp} {node}: all-reduces of every layer cross the slower link.")
     if "sp" in crossing:
@@ -91,6 +105,6 @@ def assumptions(question: Question) -> tuple[str, ...]:
     if question.precision != "fp32":
         states = f"compute in {question.precision}, fp32 weights, gradients and Adam moments"
     return (
-        f"Full training with AdamW ({states}), everything on the device (no offload, no LoRA); "
-        f"every sequence has exactly {question.train.seq_len} tokens (no packing, no ragged batches).",
+        f"AdamW on every weight ({states}), all on the device; every sequence has exactly "
+        f"{question.train.seq_len} tokens.",
     )

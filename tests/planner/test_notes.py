@@ -6,7 +6,7 @@ import pytest
 
 from seqplan.planner.legality import reasons, run_reasons
 from seqplan.planner.notes import axes_over_nodes, layout_warnings, vocab_padding
-from tests.planner.samples import cluster, decoder, gpt2, layout, question, trainer
+from tests.planner.samples import cluster, decoder, gpt2, layout, old_cluster, question, trainer
 
 
 def test_learned_positions_stop_a_run_but_not_a_plan() -> None:
@@ -53,3 +53,14 @@ def test_which_axes_leave_a_node() -> None:
     assert "sp=16 spans nodes of 4 devices" in text
     assert "bandwidth" in text
     assert "accuracy" in text
+
+
+def test_a_faster_dtype_that_the_trainer_lacks_is_said() -> None:
+    asked = question(where=old_cluster(), precision="auto")
+    (text,) = [note for note in layout_warnings(asked, layout(asked, dp=8)) if "faster" in note]
+    assert "faster in fp16 than in fp32, but" in text
+    assert "--precision fp16 shows what it would bring" in text
+    chosen = question(where=old_cluster(), precision="fp32")
+    assert not [note for note in layout_warnings(chosen, layout(chosen, dp=8)) if "faster" in note]
+    modern = question(precision="auto")
+    assert not [note for note in layout_warnings(modern, layout(modern, dp=8)) if "faster" in note]
