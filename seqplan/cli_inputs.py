@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seqplan import profiles
-from seqplan.cli_options import Ask, build, flag_name
+from seqplan.cli_options import Ask, build
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import AXES, Layout, parse_degrees, parse_layout
@@ -24,6 +24,7 @@ from seqplan.planner.plan import load_plan, plan_warnings
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.score_cases import Loaders
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.planner.typed_form import flag_name
 
 LARGEST_BATCH_TOKENS = 2**28
 """Tokens a step beyond which a batch is taken for a slip: 16 times the largest of Llama 3 405B
@@ -66,6 +67,8 @@ def read_question(model: str, ask: Ask) -> Asked:
             "seq_len": seq_len,
             "global_batch_size": global_batch_size,
             "precision": ask.precision,
+            "optimizer": ask.optimizer,
+            "gradient_bytes": ask.gradient_bytes,
             "hidden_dropout": ask.hidden_dropout,
             "attention_dropout": ask.attention_dropout,
             "headroom_fraction": ask.headroom,

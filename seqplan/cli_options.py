@@ -19,6 +19,8 @@ from pydantic_core import PydanticUndefined
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.spec import Spec
+from seqplan.planner.train_spec import Optimizer
+from seqplan.planner.typed_form import flag_name, typed_value
 
 Built = TypeVar("Built", bound=BaseModel)
 
@@ -50,14 +52,11 @@ class Ask(Spec):
         default="auto", description="compute dtype; auto: the best that device and trainer have"
     )
     implementation: str = Field(default="seqplan", description="the trainer that has to run it")
+    optimizer: Optimizer = Field(default="adamw", description="what keeps moments of every weight")
+    gradient_bytes: int = Field(default=4, description="bytes of an accumulated gradient: 2 or 4")
     hidden_dropout: float = Field(default=0.0, description="after embedding, attention and MLP")
     attention_dropout: float = Field(default=0.0, description="on attention probabilities; needs rsa")
     headroom: float = Field(default=0.05, description="share of the device memory to keep free")
-
-
-def flag_name(field: str) -> str:
-    """The field as a flag: micro_batch_size -> --micro-batch-size."""
-    return "--" + field.replace("_", "-")
 
 
 def build(spec: type[Built], fields: Mapping[str, Any], flags: Mapping[str, str] = {}) -> Built:
@@ -73,7 +72,7 @@ def build(spec: type[Built], fields: Mapping[str, Any], flags: Mapping[str, str]
             message = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
             field = str(item["loc"][0])
             flag = flags.get(field, flag_name(field))
-            wrong.append(f"{flag} {item['input']}: {message[:1].lower()}{message[1:]}")
+            wrong.append(f"{flag} {typed_value(item['input'])}: {message[:1].lower()}{message[1:]}")
         raise SeqplanError("; ".join(wrong) + ".") from None
 
 

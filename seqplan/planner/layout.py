@@ -58,20 +58,22 @@ class Layout(Spec):
         default="none", description="what backward computes again; selective: core attention only"
     )
     recompute_layers: int | None = Field(
-        default=None, ge=0, le=LARGEST_COUNT, description="how many of a stage's layers; None: all"
+        default=None, ge=0, le=LARGEST_COUNT, description="how many of a stage's layers; left out: all"
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(
         default=0, description="0: replicated; shards optimizer (1), gradients too (2), weights too (3)"
     )
     zero_shard_size: int | None = Field(
-        default=None, ge=1, le=LARGEST_COUNT, description="ranks of dp x sp that share states; None: all"
+        default=None, ge=1, le=LARGEST_COUNT, description="ranks of dp x sp that share states; left out: all"
     )
     precision: Literal["fp32", "bf16", "fp16"]
     tp_sequence_parallel: bool = Field(
         default=False, description="norms and residuals split over tp by tokens"
     )
-    mesh_order: tuple[str, ...] = Field(default=DEFAULT_MESH_ORDER, description="outermost to innermost")
-    stage_layers: tuple[int, ...] = Field(description="layers of each pipeline stage")
+    mesh_order: tuple[str, ...] = Field(
+        default=DEFAULT_MESH_ORDER, description="the axes, outermost first: pp,dp,sp,tp"
+    )
+    stage_layers: tuple[int, ...] = Field(description="layers of each pipeline stage: 8,8,7,7")
 
     @property
     def degrees(self) -> dict[str, int]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.layout import LARGEST_DEGREE, Attention, Kernel, Recompute, Schedule
+from seqplan.planner.layout import (
+    AXES,
+    DEFAULT_MESH_ORDER,
+    LARGEST_DEGREE,
+    Attention,
+    Kernel,
+    Recompute,
+    Schedule,
+)
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.spec import Spec
 from seqplan.planner.train_spec import TrainSpec
@@ -69,6 +77,14 @@ class Pins(Spec):
     tp_sequence_parallel: bool | None = None
     mesh_order: tuple[str, ...] | None = None
     stage_layers: tuple[int, ...] | None = None
+
+    @field_validator("mesh_order")
+    @classmethod
+    def _names_each_axis(cls, order: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Anything else is a slip of the pen, not a layout to cost."""
+        if order is not None and sorted(order) != sorted(AXES):
+            raise ValueError(f"name each axis once, outermost first, as in {','.join(DEFAULT_MESH_ORDER)}")
+        return order
 
     def given(self) -> dict[str, Any]:
         """The pinned fields alone."""

@@ -70,9 +70,9 @@ def scan(question: Question, pins: Pins, choices: Choices, top: int, runnable_on
             least_peak = float(memory.peak_bytes[row])
             result.nearest = standing.row(row)
         if not fits.all() and not example:
-            example = over_memory_text(
-                standing, memory, int(np.argmin(np.where(fits, np.inf, memory.peak_bytes)))
-            )
+            over = np.flatnonzero(~fits)  # the one of median size: the nearest miss would look like a fit
+            middle = over[np.argsort(memory.peak_bytes[over])[len(over) // 2]]
+            example = over_memory_text(standing, memory, int(middle))
         if fits.any() and top:
             fast = standing.take(fits)
             tables.append(fast)
@@ -126,8 +126,14 @@ def memory_text(stage: int, peak_bytes: float, limit_bytes: float, by_kind: dict
     kinds = ", ".join(
         f"{kind.replace('_', ' ')} {value / GIB:.1f} GiB" for kind, value in largest if value > 0
     )
-    over = (peak_bytes - limit_bytes) / GIB
     return (
         f"stage {stage} needs {peak_bytes / GIB:.1f} GiB of {limit_bytes / GIB:.1f} GiB, "
-        f"{over:.1f} GiB too much; most of it is {kinds}."
+        f"{excess_text(peak_bytes - limit_bytes)} too much; most of it is {kinds}."
     )
+
+
+def excess_text(excess_bytes: float) -> str:
+    """How much too much, in a unit in which it is not zero."""
+    if excess_bytes >= 0.1 * GIB:
+        return f"{excess_bytes / GIB:.1f} GiB"
+    return f"{excess_bytes / 2**20:.0f} MiB" if excess_bytes >= 2**20 else "less than 1 MiB"

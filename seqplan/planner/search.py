@@ -13,6 +13,7 @@ from seqplan.planner.question import Pins, Question
 from seqplan.planner.results import MemoryEstimate, Reason, ScoredLayout, Suggestion, TimeEstimate
 from seqplan.planner.scan import memory_text, scan
 from seqplan.planner.time_model import time_estimate
+from seqplan.planner.typed_form import typed_flags
 from seqplan.planner.what_if import what_would_be_legal, what_would_fit
 
 
@@ -73,7 +74,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit = what_would_fit(question, pins)
     ranked = tuple(score(question, layout) for layout in found.best)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
-    padding = [vocab_padding(question, ranked[0].layout.tp)] if ranked else []
+    padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []
     return Suggestion(
         pick=ranked[0] if ranked else None,
         ranked=ranked,
@@ -90,7 +91,14 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     )
 
 
+def _padding(question: Question, pins: Pins, tp: int) -> list[str]:
+    """The padding of the vocabulary; where there is none, only to a user who asked for a tp."""
+    padded = question.implementation.capabilities.padded_vocab(question.model.vocab_size, tp)
+    asked = (pins.tp or 1) > 1
+    return [vocab_padding(question, tp)] if asked or int(padded) != question.model.vocab_size else []
+
+
 def _pinned(pins: Pins) -> list[str]:
     """What the search was not free to choose."""
-    given = ", ".join(f"{name}={value}" for name, value in pins.given().items())
+    given = typed_flags(pins.given())
     return [f"Pinned: {given}."] if given else []

@@ -15,13 +15,12 @@ from seqplan.planner.layout_table import RECOMPUTES
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.scan import GIB, Scan, scan
+from seqplan.planner.typed_form import typed_flag, typed_flags
 
 MOST_GPUS = 64
 """How many times the asked GPUs are tried."""
 
 SHOWN_OPTIONS = ("micro_batch_size", "recompute", "zero_stage")
-
-PIN_FLAGS = {name: f"--{name.replace('_', '-')}" for name in Pins.model_fields}
 
 
 def what_would_be_legal(question: Question, pins: Pins) -> tuple[str, ...]:
@@ -75,13 +74,14 @@ def _without_pins(question: Question, pins: Pins) -> list[str]:
     for name in given:
         layout = _best(question, _free(pins, name))
         if layout is not None:
-            value = getattr(layout, name)
-            lines.append(f"Without {PIN_FLAGS[name]} ({name}={value}): {_shown(question, layout)}")
+            found = typed_flag(name, getattr(layout, name))
+            lines.append(
+                f"Without {typed_flag(name, given[name])} (best with {found}): {_shown(question, layout)}"
+            )
     if not lines and len(given) > 1:
         layout = _best(question, Pins())
         if layout is not None:
-            flags = ", ".join(PIN_FLAGS[name] for name in given)
-            lines.append(f"Without all of {flags}: {_shown(question, layout)}")
+            lines.append(f"Without all of {typed_flags(given)}: {_shown(question, layout)}")
     return lines
 
 

@@ -38,7 +38,9 @@ def test_52_heads_on_8_gpus() -> None:
     answer = suggest(asked, Pins(tp=8))
     assert answer.pick is None
     assert {fell.rule for fell in answer.rejected} == {"tp_heads"}
-    assert re.match(r"Without --tp \(tp=[124]\): dp\d+,pp\d+,tp[124],sp\d+ ", answer.would_fit[0])
+    assert re.match(
+        r"Without --tp 8 \(best with --tp [124]\): dp\d+,pp\d+,tp[124],sp\d+ ", answer.would_fit[0]
+    )
 
 
 def test_28_heads_with_4_kv_heads_on_8_gpus() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -164,7 +165,8 @@ def test_when_the_pins_leave_nothing_legal_they_are_named() -> None:
     assert answer.pick is None
     assert (answer.legal, answer.fitting, answer.ranked) == (0, 0, ())
     assert [fell.rule for fell in answer.rejected] == ["tp_kv_heads"]
-    assert answer.would_fit[0].startswith("Without --tp (tp=")
+    assert re.match(r"Without --tp 8 \(best with --tp [124]\): dp\d+,", answer.would_fit[0])
+    assert answer.notes[-1] == "Pinned: --tp 8."
 
 
 def test_what_the_trainer_lacks_is_costed_apart() -> None:
