@@ -39,6 +39,8 @@ SYMBOLS: dict[str, str] = {
     "d": "size of a head",
     "V": "vocabulary rows / tp, padding included",
     "e": "bytes of the compute dtype",
+    "ge": "bytes of an accumulated gradient: 2 or 4",
+    "oe": "bytes of the optimizer's moments for one parameter: 8 for AdamW in fp32",
     # degrees
     "dp": "data-parallel degree",
     "tp": "tensor-parallel degree",
@@ -74,11 +76,13 @@ SYMBOLS: dict[str, str] = {
     "mlm": "masked-token head with its transform",
     "lm": "language-model head",
     "tied": "head and embedding share their weight",
+    "adafactor": "optimizer Adafactor, whose moments are sums over rows and columns",
     "hidden_dropout": "hidden dropout > 0",
     "attention_dropout": "attention dropout > 0",
     # of one stage (states and buffers only)
     "P": "parameters of this rank's stage",
     "Pn": "the fullest rank's shard of P over N ranks, rows rounded up",
+    "Pf": "rows and columns of P's matrices, and elements of its vectors",
     "Pl": "parameters of one layer on this rank",
     "Pln": "the fullest rank's shard of Pl",
     "Pe": "parameters of this stage outside the layers: embedding, final norm, head",
@@ -151,6 +155,11 @@ class TensorRow(Spec):
     def _condition(self) -> Expression | None:
         return None if self.when is None else compile_expression(self.when, NAMES)
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The symbols that its size depends on."""
+        return self._size.names | (self._condition.names if self._condition is not None else frozenset())
+
     def size_bytes(self, values: Values) -> Any:
         """Bytes of this tensor: a number or a column, as `values` holds them; 0 where `when` fails."""
         if self._condition is None:
@@ -178,13 +187,17 @@ class WorkingRow(TensorRow):
 
 def add_by_kind(rows: Iterable[TensorRow], values: Values) -> dict[str, Any]:
     """Sum of the rows' bytes by kind; kinds that no row has are left out."""
+    return sum_by_kind((row.kind, row.size_bytes(values)) for row in rows)
+
+
+def sum_by_kind(sizes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The same of sizes that are known."""
     totals: dict[str, Any] = {}
-    for row in rows:
-        size = row.size_bytes(values)
-        if row.kind in totals:
-            totals[row.kind] = totals[row.kind] + size
+    for kind, size in sizes:
+        if kind in totals:
+            totals[kind] = totals[kind] + size
         elif np.ndim(size) or size:
-            totals[row.kind] = size
+            totals[kind] = size
     return totals
 
 

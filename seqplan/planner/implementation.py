@@ -8,13 +8,14 @@ memory_model.py adds them up; a trainer is described by its file alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from seqplan.planner.activations import LayerRow, TensorRow, WorkingRow
 from seqplan.planner.layout import Attention, Kernel, Recompute, Schedule, StageBalance
 from seqplan.planner.spec import Spec
+from seqplan.planner.train_spec import Optimizer
 
 
 class Capabilities(Spec):
@@ -24,6 +25,9 @@ class Capabilities(Spec):
     kernels: tuple[Kernel, ...]
     schedules: tuple[Schedule, ...]
     recompute: tuple[Recompute, ...]
+    partial_recompute: bool = Field(
+        default=False, description="recompute_layers: some of a stage's layers, not only all or none"
+    )
     zero_stages: tuple[int, ...]
     precisions: tuple[str, ...]
     tp_sequence_parallel: tuple[bool, ...]
@@ -38,6 +42,8 @@ class Capabilities(Spec):
         ge=0,
         description="the vocabulary is padded to a multiple of this x tp; 0: never padded, tp must divide it",
     )
+    optimizers: tuple[Optimizer, ...] = ("adamw",)
+    gradient_bytes: tuple[Literal[2, 4], ...] = (4,)
     model_features: tuple[str, ...] = Field(
         default=(), description="what it runs beyond the plain transformer: names of model_features.FEATURES"
     )

@@ -22,18 +22,26 @@ from seqplan.planner.question import Question
 from seqplan.planner.symbols import column
 
 
+STAGE_SYMBOLS = frozenset(("P", "Pn", "Pf", "Pl", "Pln", "Pe", "Ph", "Pw", "layers", "first", "last"))
+"""What differs from stage to stage; every other symbol is the same on all of them."""
+
+
 @dataclass(frozen=True)
 class Share:
-    """Parameters of one group of tensors on a rank: all after tp, and the fullest rank's share of them."""
+    """Parameters of one group of tensors on a rank: all after tp, and the fullest rank's share of them.
+
+    `factored`: rows and columns of the matrices, what Adafactor keeps of a matrix.
+    """
 
     whole: Floats
     shard: Floats
+    factored: Floats
 
     def __add__(self, other: Share) -> Share:
-        return Share(self.whole + other.whole, self.shard + other.shard)
+        return Share(self.whole + other.whole, self.shard + other.shard, self.factored + other.factored)
 
     def times(self, count: int) -> Share:
-        return Share(self.whole * count, self.shard * count)
+        return Share(self.whole * count, self.shard * count, self.factored * count)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class RankParameters:
         distinct = min(layers, 1) if self.one_layer_a_stage else layers
         total = self.layer.times(distinct)
         nothing = np.zeros(len(table))
-        ends = Share(nothing, nothing)
+        ends = Share(nothing, nothing, nothing)
         if first:
             ends = ends + self.embedding
         if last:
@@ -63,6 +71,7 @@ class RankParameters:
         return {
             "P": total.whole,
             "Pn": total.shard,
+            "Pf": total.factored,
             "Pl": self.layer.whole,
             "Pln": self.layer.shard,
             "Pe": ends.whole,
@@ -93,17 +102,18 @@ def rank_parameters(question: Question, table: LayoutTable) -> RankParameters:
     tp, ranks = column(table.tp), column(table.zero_shard_size)
 
     def share(group: list[ParameterTensor]) -> Share:
-        whole, shard = np.zeros(len(table)), np.zeros(len(table))
+        whole, shard, factored = np.zeros(len(table)), np.zeros(len(table)), np.zeros(len(table))
         for (shape, split), count in Counter((t.shape, t.tp_split) for t in group).items():
             rows, columns = _rows_and_columns(shape, split, tp, vocab_per_rank)
             whole = whole + count * rows * columns
             shard = shard + count * np.ceil(rows / ranks) * columns
-        return Share(whole, shard)
+            factored = factored + count * (rows + (columns if len(shape) > 1 else 0))
+        return Share(whole, shard, factored)
 
     one_layer = share(layer)
     if question.implementation.capabilities.tp_copies_kv_heads:
         copies = _copied_kv_parameters(question, tp)
-        one_layer = one_layer + Share(copies, copies / ranks)
+        one_layer = one_layer + Share(copies, copies / ranks, np.zeros(len(table)))
     largest = np.zeros(len(table))
     for tensor in layer:
         rows, columns = _rows_and_columns(tensor.shape, tensor.tp_split, tp, vocab_per_rank)

@@ -101,10 +101,14 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
 
 def assumptions(question: Question) -> tuple[str, ...]:
     """What every estimate takes for granted."""
+    train = question.train
     states = "16 bytes a parameter: fp32 weight, gradient and two Adam moments"
     if question.precision != "fp32":
         states = f"compute in {question.precision}, fp32 weights, gradients and Adam moments"
+    if train.optimizer != "adamw" or train.gradient_bytes != 4:
+        states = f"gradients of {train.gradient_bytes} bytes; what else it keeps is the trainer's"
+    name = "AdamW" if train.optimizer == "adamw" else train.optimizer
     return (
-        f"AdamW on every weight ({states}), all on the device; every sequence has exactly "
-        f"{question.train.seq_len} tokens.",
+        f"{name} on every weight ({states}), all on the device; every sequence has exactly "
+        f"{train.seq_len} tokens.",
     )

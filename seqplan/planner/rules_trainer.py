@@ -111,6 +111,21 @@ def _one_of(column: Ints, names: Sequence[object], allowed: Container[object]) -
     return ok
 
 
+def _partial_broken(question: Question, table: LayoutTable) -> Bools | bool:
+    if question.implementation.capabilities.partial_recompute:
+        return False
+    wrong: Bools = ~table.is_recompute("none") & (table.recompute_layers < max(table.stage_layers, default=0))
+    return wrong
+
+
+def _partial(question: Question, layout: Layout) -> str:
+    count, longest = layout.recompute_layers, max(layout.stage_layers, default=0)
+    return (
+        f"recompute_layers={count}: {question.implementation.name} recomputes all layers of a stage or none; "
+        f"use {longest} or leave it out."
+    )
+
+
 def _over_tp_broken(question: Question, table: LayoutTable) -> Bools:
     has = question.implementation.capabilities.tp_sequence_parallel
     wrong: Bools = (table.tp > 1) & ~_one_of(table.tp_sequence_parallel, (False, True), has)
@@ -170,6 +185,7 @@ RULES: tuple[Rule, ...] = (
         lambda q, t: ~_one_of(t.recompute, RECOMPUTES, q.implementation.capabilities.recompute),
         lambda q, x: _unsupported(q, "recompute", x.recompute, q.implementation.capabilities.recompute),
     ),
+    Rule("trainer_recompute_layers", "trainer", _partial_broken, _partial),
     Rule(
         "trainer_zero",
         "trainer",
@@ -181,6 +197,22 @@ RULES: tuple[Rule, ...] = (
         "trainer",
         lambda q, t: t.precision not in q.implementation.capabilities.precisions,
         lambda q, x: _unsupported(q, "precision", x.precision, q.implementation.capabilities.precisions),
+    ),
+    Rule(
+        "trainer_optimizer",
+        "trainer",
+        lambda q, t: q.train.optimizer not in q.implementation.capabilities.optimizers,
+        lambda q, x: _unsupported(
+            q, "optimizer", q.train.optimizer, q.implementation.capabilities.optimizers
+        ),
+    ),
+    Rule(
+        "trainer_gradient_bytes",
+        "trainer",
+        lambda q, t: q.train.gradient_bytes not in q.implementation.capabilities.gradient_bytes,
+        lambda q, x: _unsupported(
+            q, "gradient_bytes", q.train.gradient_bytes, q.implementation.capabilities.gradient_bytes
+        ),
     ),
     Rule(
         "trainer_tp_sequence_parallel",

@@ -13,7 +13,7 @@ import numpy as np
 from seqplan.planner.activations import Floats
 from seqplan.planner.layout_table import LayoutTable
 from seqplan.planner.question import Question
-from seqplan.planner.train_spec import PRECISION_BYTES
+from seqplan.planner.train_spec import MOMENT_BYTES, PRECISION_BYTES
 
 
 def column(values: Any) -> Floats:
@@ -65,6 +65,8 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "d": model.head_dim,
         "V": column(question.implementation.capabilities.padded_vocab(model.vocab_size, table.tp)) / tp,
         "e": PRECISION_BYTES[table.precision],
+        "ge": train.gradient_bytes,
+        "oe": MOMENT_BYTES[train.optimizer],
         "dp": column(table.dp),
         "tp": tp,
         "sp": sp,
@@ -98,6 +100,7 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "mlm": model.head == "mlm",
         "lm": model.head == "lm",
         "tied": model.tied_embeddings,
+        "adafactor": train.optimizer == "adafactor",
         "hidden_dropout": train.hidden_dropout > 0,
         "attention_dropout": train.attention_dropout > 0,
     }

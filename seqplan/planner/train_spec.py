@@ -13,6 +13,19 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 PRECISION_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
+Optimizer = Literal["adamw", "adamw-bf16", "adamw-8bit", "sgd", "adafactor"]
+
+MOMENT_BYTES: dict[str, float] = {
+    "adamw": 8,
+    "adamw-bf16": 4,
+    "adamw-8bit": 2 + 2 * 4 / 256,
+    "sgd": 4,
+    "adafactor": 0,
+}
+"""Bytes of the optimizer's states for one parameter, master weight not counted: two moments in fp32 or bf16;
+two of one byte with an fp32 scale for each block of 256 (Dettmers et al. 2110.02861); SGD's fp32 momentum;
+none of Adafactor, whose sums of rows and columns are counted apart (Shazeer and Stern 1804.04235)."""
+
 
 class TrainSpec(Spec):
     """The batch and the numerics of one training job; nothing here depends on the layout."""
@@ -24,7 +37,10 @@ class TrainSpec(Spec):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="compute dtype; auto is the best that device and trainer both have"
     )
-    optimizer: Literal["adamw"] = Field(default="adamw", description="fp32 first and second moments")
+    optimizer: Optimizer = Field(
+        default="adamw", description="adamw: fp32 moments; -bf16 and -8bit: smaller ones; sgd with momentum"
+    )
+    gradient_bytes: Literal[2, 4] = Field(default=4, description="bytes of an accumulated gradient")
     hidden_dropout: float = Field(
         default=0.0, ge=0.0, lt=1.0, description="after attention, MLP and embedding"
     )
