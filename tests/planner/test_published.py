@@ -26,6 +26,7 @@ REQUIRED: dict[str, list[tuple[str, float | None, float]]] = {
     "activation-recomputation": [("worst_error", None, 0.01)],
     "simumax-b200": [("median_error", None, 0.03), ("worst_error", None, 0.06)],
     "torchtitan": [("median_error", None, 0.08)],
+    "launched-layouts": [("finished_over_limit_share", None, 0.0)],
     "zero-bubble": [("median_error", None, 0.05), ("worst_error", None, 0.15)],
     "nanotron-sweep": [
         ("median_error", None, 0.06),
@@ -42,6 +43,7 @@ COMPARED = {
     "activation-recomputation": 1,
     "simumax-b200": 16,
     "torchtitan": 12,
+    "launched-layouts": 0,
     "zero-bubble": 14,
     "nanotron-sweep": 294,
 }
