@@ -16,8 +16,8 @@ from seqplan.planner.validation import validate_spec
 
 EXACT = 1e-12
 """Relative: the same sums in another order."""
-MASKS = 5e-3
-"""Relative: the padding mask of a micro-batch, which the reference's formula leaves out."""
+LIVE = 1.2e-2
+"""Relative: padding masks and the scores of the layer in hand, which the reference's formula leaves out."""
 GIB = 2**30
 
 # What each source's predictions must reach: statistic, within, at most or at least.
@@ -27,6 +27,7 @@ REQUIRED: dict[str, list[tuple[str, float | None, float]]] = {
     "simumax-b200": [("median_error", None, 0.03), ("worst_error", None, 0.06)],
     "torchtitan": [("median_error", None, 0.08)],
     "launched-layouts": [("finished_over_limit_share", None, 0.0)],
+    "nemo-logs": [("worst_error", None, 0.1)],
     "zero-bubble": [("median_error", None, 0.05), ("worst_error", None, 0.15)],
     "nanotron-sweep": [
         ("median_error", None, 0.06),
@@ -44,6 +45,7 @@ COMPARED = {
     "simumax-b200": 16,
     "torchtitan": 12,
     "launched-layouts": 0,
+    "nemo-logs": 2,
     "zero-bubble": 14,
     "nanotron-sweep": 294,
 }
@@ -104,7 +106,7 @@ def test_table_4_is_the_papers_formula(compared: dict[str, ComparedSource]) -> N
         parameters = layers * ((12 * h * h + 7 * h) / tp + 6 * h) + vocab * h / tp + (length + 2) * h
         kept = layers * (14 * h + 24 * h / tp + 5 * z * length / tp) + 3 * h
         expected = 14 * parameters + tokens / sp * kept + 40 * tokens
-        assert row.predicted_bytes == pytest.approx(expected, rel=MASKS), row.row
+        assert row.predicted_bytes == pytest.approx(expected, rel=LIVE), row.row
 
 
 def row_of(**changes: Any) -> ComparedRow:
