@@ -1,13 +1,11 @@
-"""The candidates: one small generator an axis, combined into one LayoutTable for each pipeline.
+"""What each field of a layout may be: one small generator a field; layout_grid.py combines them.
 
-Canonical: an option without effect is not a choice. With sp = 1 attention is plain (or rsa, when attention
-probabilities are dropped), with tp = 1 tp_sequence_parallel is off, on one rank of dp x sp nothing can be
-sharded. A pinned field is taken as pinned, and the rules say what that excludes.
+Only values that have an effect: a pipeline schedule with pp > 1, attention over sp with sp > 1. A pinned
+field is taken as pinned, and the rules say what that excludes.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,8 +13,8 @@ import numpy as np
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.integers import divisors, listed
-from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER, best_kernel, default_stage_layers, spread_layers
-from seqplan.planner.layout_table import ATTENTIONS, KERNELS, RECOMPUTES, Ints, LayoutTable, num_microbatches
+from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER, default_stage_layers, spread_layers
+from seqplan.planner.layout_table import RECOMPUTES
 from seqplan.planner.question import Pins, Question
 
 FEW_DIVISORS = 10
@@ -33,6 +31,10 @@ class Choices:
     attention: tuple[str, ...]
     tp_sequence_parallel: tuple[bool, ...]
     schedules: tuple[str, ...]
+    partial_recompute: bool = False
+    """Some of a stage's layers recomputed, not all or none."""
+    hybrid_sharding: bool = False
+    """States sharded over fewer ranks than dp x sp."""
 
 
 def trainer_choices(question: Question) -> Choices:
@@ -44,6 +46,8 @@ def trainer_choices(question: Question) -> Choices:
         attention=has.attention,
         tp_sequence_parallel=has.tp_sequence_parallel,
         schedules=has.schedules,
+        partial_recompute=has.partial_recompute,
+        hybrid_sharding=has.hybrid_sharding,
     )
 
 
@@ -136,85 +140,43 @@ def attention_kinds(question: Question, has: Choices) -> tuple[str, ...]:
     return ("none", *over_sp)
 
 
-def option_columns(question: Question, pins: Pins, has: Choices) -> dict[str, Ints]:
-    """Every combination of the options that do not belong to an axis, as short columns."""
-    recompute = (pins.recompute,) if pins.recompute is not None else has.recompute
-    zero = (pins.zero_stage,) if pins.zero_stage is not None else has.zero_stages
-    over_tp = (
-        (pins.tp_sequence_parallel,) if pins.tp_sequence_parallel is not None else has.tp_sequence_parallel
-    )
-    plain, *over_sp = attention_kinds(question, has)
-    attention = [(plain, 0), *((name, 1) for name in over_sp)]
-    if pins.attention is not None:
-        attention = [(pins.attention, 0), (pins.attention, 1)]
-    rows = [
-        (RECOMPUTES.index(r), z, int(t), ATTENTIONS.index(name), needs_sp)
-        for r, z, t, (name, needs_sp) in itertools.product(recompute, zero, over_tp, attention)
-    ]
-    names = ("recompute", "zero_stage", "tp_sequence_parallel", "attention", "over_sp")
-    return dict(zip(names, np.array(rows, dtype=np.int64).T, strict=True))
+def recompute_options(stage_layers: tuple[int, ...], pins: Pins, has: Choices) -> list[tuple[int, int]]:
+    """(place in RECOMPUTES, layers): none, and of each mode every number of the longest stage's layers."""
+    longest = max(stage_layers, default=0)
+    names = (pins.recompute,) if pins.recompute is not None else has.recompute
+    found = []
+    for name in names:
+        if name == "none":
+            found.append((0, 0))
+        elif pins.recompute_layers is not None:
+            found.append((RECOMPUTES.index(name), pins.recompute_layers))
+        else:
+            fewest = 1 if has.partial_recompute else longest
+            found += [(RECOMPUTES.index(name), layers) for layers in range(min(fewest, longest), longest + 1)]
+    return found
 
 
-def candidate_tables(question: Question, pins: Pins, has: Choices) -> Iterator[LayoutTable]:
-    """Every candidate, one table for each pipeline (pp, its split and schedule)."""
-    options = option_columns(question, pins, has)
-    kernels = [
-        KERNELS.index(pins.kernel or best_kernel(question, question.precision, name)) for name in ATTENTIONS
-    ]
-    for pp in pipeline_degrees(question, pins):
-        columns = _columns(question, question.gpus // pp, pins, options, has)
-        if not len(columns["dp"]):
-            continue
-        for layers in stage_splits(question, pp, pins):
-            recompute_layers = (
-                max(layers, default=0) if pins.recompute_layers is None else pins.recompute_layers
-            )
-            for schedule, chunks in schedules(question, pp, layers, pins, has):
-                yield LayoutTable(
-                    pp=pp,
-                    stage_layers=layers,
-                    schedule=schedule,
-                    num_virtual_stages=chunks,
-                    precision=question.precision,
-                    mesh_order=pins.mesh_order or DEFAULT_MESH_ORDER,
-                    recompute_layers=np.where(columns["recompute"] == 0, 0, recompute_layers),
-                    kernel=np.array(kernels, dtype=np.int64)[columns["attention"]],
-                    **columns,
-                )
+def sharding_options(ranks: int, pins: Pins, has: Choices) -> list[tuple[int, int]]:
+    """(zero_stage, zero_shard_size), 0 for all of dp x sp; `ranks` are those of one stage."""
+    stages = (pins.zero_stage,) if pins.zero_stage is not None else has.zero_stages
+    if pins.zero_shard_size is not None:
+        return [(stage, pins.zero_shard_size) for stage in stages]
+    fewer = divisors(ranks)[1:-1] if has.hybrid_sharding else ()
+    return [(stage, size) for stage in stages for size in ((0, *fewer) if stage else (0,))]
 
 
-def _columns(
-    question: Question, ranks: int, pins: Pins, options: dict[str, Ints], has: Choices
-) -> dict[str, Ints]:
-    """Degrees and batch of one stage's ranks, crossed with the options; what has no effect is left out."""
-    batch = question.train.global_batch_size
-    base = np.array(
-        [
-            (dp, tp, sp, micro)
-            for dp, tp, sp in degree_triples(ranks, pins)
-            for micro in micro_batch_sizes(batch, dp, pins)
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 4)
-    times = len(options["recompute"])
-    dp, tp, sp, micro = np.repeat(base, times, axis=0).T
-    row = {name: np.tile(values, len(base)) for name, values in options.items()}
-    keep = row["over_sp"] == (sp > 1)
-    if pins.tp_sequence_parallel is None:
-        off = int(has.tp_sequence_parallel[0]) if len(has.tp_sequence_parallel) == 1 else 0
-        row["tp_sequence_parallel"] = np.where(tp == 1, 0, row["tp_sequence_parallel"])
-        keep &= (tp > 1) | (np.tile(options["tp_sequence_parallel"], len(base)) == off)
-    if pins.zero_stage is None:
-        least = min(has.zero_stages)
-        keep &= (dp * sp > 1) | (row["zero_stage"] == least)
-    shard = np.full(len(dp), pins.zero_shard_size) if pins.zero_shard_size is not None else dp * sp
-    columns = {
-        "dp": dp,
-        "tp": tp,
-        "sp": sp,
-        "micro_batch_size": micro,
-        "num_microbatches": num_microbatches(batch, dp, micro),
-        "zero_shard_size": shard,
-        **{name: values for name, values in row.items() if name != "over_sp"},
-    }
-    return {name: values[keep] for name, values in columns.items()}
+SENSIBLE_ORDERS: tuple[tuple[str, ...], ...] = (
+    DEFAULT_MESH_ORDER,
+    ("dp", "pp", "sp", "tp"),  # stages next to each other, replicas far apart: the reduction is rare
+    ("pp", "sp", "dp", "tp"),  # dp inside nodes: for ZeRO's gathers, when blocks hide the ring
+    ("pp", "dp", "tp", "sp"),  # the ring inside nodes
+)
+"""tp or the ring innermost, pp or dp outermost: what talks most lies closest."""
+
+
+def mesh_orders(question: Question, pins: Pins) -> tuple[tuple[str, ...], ...]:
+    """Orders of the axes that can differ: on one node, or with one device a node, all are the same."""
+    if pins.mesh_order is not None:
+        return (pins.mesh_order,)
+    size = question.cluster.gpus_per_node
+    return SENSIBLE_ORDERS[:1] if size == 1 or question.gpus <= size else SENSIBLE_ORDERS

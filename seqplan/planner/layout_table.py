@@ -111,12 +111,13 @@ class LayoutTable:
         """The cells of a grid (a mask of its shape, or places in it; all of them) as a flat table."""
         chosen = np.ones(self.shape, dtype=np.bool_) if cells is None else np.asarray(cells)
         where = np.nonzero(chosen) if chosen.dtype == np.bool_ else np.unravel_index(chosen, self.shape)
-        return replace(
-            self, **{name: np.broadcast_to(getattr(self, name), self.shape)[where] for name in COLUMNS}
-        )
+        columns: dict[str, Any] = {
+            name: np.broadcast_to(getattr(self, name), self.shape)[where] for name in COLUMNS
+        }
+        return replace(self, **columns)
 
     def row(self, i: int) -> Layout:
-        """One row of a flat table as a Layout; what covers everything (all layers, all of dp x sp) is None again."""
+        """One row of a flat table as a Layout; what covers all (layers, ranks of dp x sp) is None again."""
         at = {name: int(getattr(self, name)[i]) for name in COLUMNS}
         recompute = cast(Recompute, RECOMPUTES[at["recompute"]])
         whole_stage = at["recompute_layers"] >= max(self.stage_layers, default=0)

@@ -21,7 +21,6 @@ from seqplan.planner.model_spec import ParameterTensor
 from seqplan.planner.question import Question
 from seqplan.planner.symbols import column
 
-
 STAGE_SYMBOLS = frozenset(("P", "Pn", "Pf", "Pl", "Pln", "Pe", "Ph", "Pw", "layers", "first", "last"))
 """What differs from stage to stage; every other symbol is the same on all of them."""
 

@@ -1,28 +1,34 @@
 """One pass over all candidates: legality as masks, memory for what is legal, time for what fits.
 
-Nothing is built for a candidate but its row in a table; a Layout is made of the few rows that are shown.
+Nothing is built for a candidate but its cell in a grid; a Layout is made of the few that are shown. Of
+layouts that differ in nothing but how many layers are recomputed only the one that recomputes the fewest
+and fits is timed: more of it only costs time (tests/planner/test_search_scale.py holds this against a loop
+over every candidate).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from seqplan.planner.layout import AXES, Layout
-from seqplan.planner.layout_space import Choices, candidate_tables
-from seqplan.planner.layout_table import LayoutTable
-from seqplan.planner.legality import sieve
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_grid import Grid, candidate_grids
+from seqplan.planner.layout_space import Choices
+from seqplan.planner.layout_table import RECOMPUTES, Bools, LayoutTable
+from seqplan.planner.legality import Sieve, sieve
 from seqplan.planner.memory_model import MemoryTable, memory_table
+from seqplan.planner.peak_memory import peak_memory
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.ranking import Leaders
 from seqplan.planner.results import Rejected
 from seqplan.planner.time_model import time_table
 
 GIB = 2**30
 
-SAME_TIME = 6
-"""Step times that agree to so many digits are the same; the simpler layout then goes first."""
+CHUNK_CELLS = 1 << 16
+"""Cells of a grid that are costed together: 512 KiB a column, so that a few columns stay in the cache."""
 
 
 @dataclass
@@ -44,73 +50,101 @@ class Scan:
 
 def scan(question: Question, pins: Pins, choices: Choices, top: int, runnable_only: bool = True) -> Scan:
     """Score every candidate; `runnable_only=False` also those that the chosen trainer cannot run."""
-    result = Scan()
-    fallen: dict[str, tuple[int, str]] = {}
-    leaders: list[tuple[tuple[float, ...], int, int]] = []
-    tables: list[LayoutTable] = []
-    least_peak, over_memory, example = np.inf, 0, ""
-    for table in candidate_tables(question, pins, choices):
-        result.candidates += len(table)
-        sieved = sieve(question, table)
-        result.legal += int(sieved.runnable.sum())
-        result.costable += int(sieved.legal.sum())
-        for rule, rows in sieved.fell_to:
-            count, text = fallen.get(rule.name, (0, ""))
-            text = text or rule.message(question, table.row(int(np.argmax(rows))))
-            fallen[rule.name] = (count + int(rows.sum()), text)
-        standing = table.take(sieved.runnable if runnable_only else sieved.legal)
-        if not len(standing):
-            continue
-        memory = memory_table(question, standing)
-        fits = memory.fits
-        result.fitting += int(fits.sum())
-        over_memory += int((~fits).sum())
-        row = int(np.argmin(memory.peak_bytes))
-        if memory.peak_bytes[row] < least_peak:
-            least_peak = float(memory.peak_bytes[row])
-            result.nearest = standing.row(row)
-        if not fits.all() and not example:
-            over = np.flatnonzero(~fits)  # the one of median size: the nearest miss would look like a fit
-            middle = over[np.argsort(memory.peak_bytes[over])[len(over) // 2]]
-            example = over_memory_text(standing, memory, int(middle))
-        if fits.any() and top:
-            fast = standing.take(fits)
-            tables.append(fast)
-            leaders.extend(_fastest(question, fast, top, len(tables) - 1))
-    if over_memory:
-        fallen["memory"] = (over_memory, example)
-    result.best = [tables[index].row(row) for _, index, row in sorted(leaders)[:top]]
-    ranked = sorted(fallen.items(), key=lambda item: -item[1][0])
-    result.rejected = tuple(Rejected(rule=rule, count=n, example=text) for rule, (n, text) in ranked)
-    return result
+    return _Scanner(question, top, runnable_only).run(pins, choices)
 
 
-def _fastest(
-    question: Question, table: LayoutTable, top: int, index: int
-) -> list[tuple[tuple[float, ...], int, int]]:
-    """The best rows of one table as (key, table, row), keys comparable over tables."""
-    keys = _ranking_keys(table, time_table(question, table).step_time_s)
-    order = np.lexsort(keys[::-1])[:top]
-    return [(tuple(float(key[row]) for key in keys), index, int(row)) for row in order]
+class _Scanner:
+    """The state of one pass."""
+
+    def __init__(self, question: Question, top: int, runnable_only: bool) -> None:
+        self.question, self.top, self.runnable_only = question, top, runnable_only
+        self.result = Scan()
+        self.fallen: dict[str, tuple[int, str]] = {}
+        self.leaders = Leaders(top)
+        self.least_peak = np.inf
+        self.over_memory = 0
+        self.example = ""
+
+    def run(self, pins: Pins, choices: Choices) -> Scan:
+        for grid in candidate_grids(self.question, pins, choices):
+            self._sift(grid)
+        if self.over_memory:
+            self.fallen["memory"] = (self.over_memory, self.example)
+        ranked = sorted(self.fallen.items(), key=lambda item: -item[1][0])
+        self.result.rejected = tuple(Rejected(rule=rule, count=n, example=text) for rule, (n, text) in ranked)
+        self.result.best = self.leaders.layouts()
+        return self.result
+
+    def _sift(self, grid: Grid) -> None:
+        """Legality of one grid; what stands is costed chunk by chunk."""
+        sieved = sieve(self.question, grid.table)
+        self.result.candidates += grid.count(True)
+        self.result.legal += grid.count(sieved.runnable)
+        self.result.costable += grid.count(sieved.legal)
+        self._fell(grid, sieved)
+        standing = sieved.runnable if self.runnable_only else sieved.legal
+        cells = np.asarray(standing & (grid.weight > 0))
+        rows = np.flatnonzero(cells.reshape(-1, cells.shape[-1]).any(axis=0))
+        step = max(CHUNK_CELLS // math.prod(grid.table.shape[:-1]), 1)
+        for start in range(0, len(rows), step):
+            chosen = rows[start : start + step]
+            self._cost(grid.take(chosen), cells[..., chosen])
+
+    def _fell(self, grid: Grid, sieved: Sieve) -> None:
+        for rule, cells in sieved.fell_to:
+            number = grid.count(cells)
+            if not number:
+                continue
+            count, text = self.fallen.get(rule.name, (0, ""))
+            text = text or rule.message(self.question, grid.example(cells).row(0))
+            self.fallen[rule.name] = (count + number, text)
+
+    def _cost(self, grid: Grid, standing: Bools) -> None:
+        """Memory of the cells that stand, and the time of those that fit."""
+        memory = peak_memory(self.question, grid.table)
+        fits = memory.fits & standing
+        number, legal = grid.count(fits), grid.count(standing)
+        self.result.fitting += number
+        self.over_memory += legal - number
+        peak = np.where(standing, memory.peak_bytes, np.inf)
+        least = int(np.argmin(peak))
+        if peak.flat[least] < self.least_peak:
+            self.least_peak = float(peak.flat[least])
+            self.result.nearest = grid.table.flat([least]).row(0)
+        if number < legal and not self.example:
+            over = np.flatnonzero(
+                standing & ~memory.fits
+            )  # the one of median size: the nearest looks like a fit
+            middle = over[np.argpartition(peak.flat[over], len(over) // 2)[len(over) // 2]]
+            miss = grid.table.flat([int(middle)])
+            self.example = over_memory_text(miss, memory_table(self.question, miss), 0)
+        if number and self.top:
+            self._time(grid, fits)
+
+    def _time(self, grid: Grid, fits: Bools) -> None:
+        """The fastest of what fits, in every order of the mesh."""
+        table, fits = fewest_recomputed(grid.table, fits)
+        rows = fits.any(axis=(0, 1))
+        for order, own in grid.orders:
+            chosen = rows & own
+            if chosen.any():
+                part = replace(table.take(chosen), mesh_order=order)
+                self.leaders.add(part, time_table(self.question, part).step_time_s, fits[..., chosen])
 
 
-def _ranking_keys(table: LayoutTable, step_time_s: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """Step time first; among equals the layout with fewer axes, less recomputation and less sharding."""
-    with np.errstate(divide="ignore"):
-        digits = SAME_TIME - 1 - np.floor(np.log10(step_time_s))
-    scale = 10.0**digits
-    rounded = np.round(step_time_s * scale) / scale
-    axes = sum((table.degree(axis) > 1).astype(np.float64) for axis in AXES)
-    simple = [
-        axes,
-        table.recompute,
-        table.zero_stage,
-        table.degree("pp"),
-        table.tp,
-        table.tp_sequence_parallel,
-    ]
-    simple += [table.sp, table.attention, table.micro_batch_size]
-    return [rounded, *(np.asarray(key, dtype=np.float64) for key in simple)]
+def fewest_recomputed(table: LayoutTable, fits: Bools) -> tuple[LayoutTable, Bools]:
+    """Of each mode of recomputation the fewest layers that fit, as a smaller grid [mode, sharding, row]."""
+    modes = table.recompute[:, 0, 0]
+    layers, found = [], []
+    for mode in range(len(RECOMPUTES)):
+        own = np.flatnonzero(modes == mode)
+        if len(own):
+            first = own[np.argmax(fits[own], axis=0)]  # layers ascend within a mode
+            layers.append(table.recompute_layers[:, 0, 0][first])
+            found.append(fits[own].any(axis=0))
+    kept = np.array([mode for mode in range(len(RECOMPUTES)) if (modes == mode).any()], dtype=np.int64)
+    smaller = replace(table, recompute=kept[:, None, None], recompute_layers=np.stack(layers))
+    return smaller, np.stack(found)
 
 
 def over_memory_text(table: LayoutTable, memory: MemoryTable, row: int) -> str:

@@ -6,7 +6,6 @@ moment). Rows that do not depend on the stage are evaluated once for all stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
@@ -19,10 +18,11 @@ from seqplan.planner.activations import (
     TensorRow,
     add_by_kind,
     layer_bytes,
+    sum_by_kind,
     total_bytes,
 )
 from seqplan.planner.layout_table import LayoutTable
-from seqplan.planner.model_states import rank_parameters
+from seqplan.planner.model_states import STAGE_SYMBOLS, rank_parameters
 from seqplan.planner.question import Question
 from seqplan.planner.symbols import layout_values
 
@@ -120,7 +120,7 @@ class Inventory:
             last_recomputed=((recomputed >= layers) & (recomputed > 0)).astype(np.float64),
             inputs=self._micro_batch.plus(self._embedding) if own["first"] else self._micro_batch,
             head=self._head if has_head else EMPTY,
-            working={moment: self._working(moment, values) for moment in MOMENTS},
+            working=self._working(values),
         )
 
     @cached_property
@@ -158,9 +158,22 @@ class Inventory:
     def _head(self) -> Bundle:
         return Bundle(add_by_kind(self.trainer.head, self.values))
 
-    def _working(self, moment: Moment, values: dict[str, Any]) -> Bundle:
-        rows: Iterable[TensorRow] = [row for row in self.trainer.working if moment in row.at]
-        return Bundle(add_by_kind(rows, values))
+    @cached_property
+    def _working_of_every_stage(self) -> list[Any]:
+        """Bytes of each working row that no stage's own symbol enters; None of the others."""
+        return [
+            None if row.names & STAGE_SYMBOLS else row.size_bytes(self.values) for row in self.trainer.working
+        ]
+
+    def _working(self, values: dict[str, Any]) -> dict[str, Bundle]:
+        """The working rows alive at each moment, each row sized once."""
+        rows = list(zip(self.trainer.working, self._working_of_every_stage, strict=True))
+        sizes = [(row, row.size_bytes(values) if size is None else size) for row, size in rows]
+        sizes = [(row, size) for row, size in sizes if np.any(size)]
+        return {
+            moment: Bundle(sum_by_kind((row.kind, size) for row, size in sizes if moment in row.at))
+            for moment in MOMENTS
+        }
 
 
 def _split_gradients(by_kind: dict[str, Any]) -> tuple[Bundle, Bundle]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan.planner.layout_space import candidate_tables, trainer_choices
+from seqplan.planner.layout_grid import candidate_tables
+from seqplan.planner.layout_space import trainer_choices
 from seqplan.planner.layout_table import from_layout
 from seqplan.planner.legality import RULES, reasons, sieve, verdict
 from seqplan.planner.model_spec import ModelSpec
