@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from seqplan import __version__
+from seqplan import __version__, cli_catalog
 from seqplan.cli_options import Ask, JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
-from seqplan.planner.layout import Layout
+from seqplan.planner.layout import Layout, parse_degrees
 from seqplan.planner.question import Pins
 from seqplan.runtime.options import RunOptions
 
@@ -52,7 +52,9 @@ def suggest(
     output: OutputFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Score every layout, pick the fastest that fits, and say why the others fall.
+    """Pick the fastest layout that fits, and say why.
+
+    Scores every layout, and shows the best ones and what made the others fall.
 
     MODEL is a built-in name, a config.json or a folder that holds one; --cluster, --seq-len and
     --global-batch-size are needed. Every other flag named after a field of the layout pins that field.
@@ -94,23 +96,31 @@ def explain(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show one layout in full, by stage and kind, legal or not: of a plan file, or typed as --layout."""
+    """Show one layout in full, legal or not.
+
+    By stage and kind: of a plan file, or of a layout typed as --layout. What was not typed takes its
+    default, which is said, beside the best that the search finds with what was typed.
+    """
     from seqplan import cli_inputs, render, render_layout
     from seqplan.planner import search
+    from seqplan.planner.completion import completion
     from seqplan.planner.kept_tensors import kept_tensors
 
     if layout is None:
         asked, chosen = cli_inputs.read_plan(Path(subject), ask, pins)
     else:
         asked, chosen = cli_inputs.read_layout(subject, layout, ask, pins)
+    typed = {} if layout is None else parse_degrees(layout) | pins.given()
+    rest = completion(asked.question, chosen, typed) if typed else None
     scored = search.score(asked.question, chosen)
     scored = scored.model_copy(update={"warnings": (*asked.warnings, *scored.warnings)})
     kept = kept_tensors(asked.question, chosen) if tensors else ()
     if as_json:
         listed = {"tensors": [each.model_dump(mode="json") for each in kept]} if tensors else {}
-        render.show_json({**scored.model_dump(mode="json"), **listed, "notes": asked.notes})
+        more = {} if rest is None else {"completion": rest.model_dump(mode="json")}
+        render.show_json({**scored.model_dump(mode="json"), **listed, **more, "notes": asked.notes})
     else:
-        render_layout.show_layout(scored, asked.question, tuple(asked.notes))
+        render_layout.show_layout(scored, asked.question, tuple(asked.notes), rest)
         if tensors:
             render_layout.show_tensors(kept, chosen)
 
@@ -120,13 +130,28 @@ def score(
     cases: Annotated[str, typer.Argument(metavar="FILE.jsonl", help="one case a line; - reads stdin")],
     as_json: Annotated[bool, typer.Option("--json", help="accepted; the answers are JSON either way")] = True,
 ) -> None:
-    """Score many cases at once: one JSON line out for each line in, a bad case as an error of its own."""
+    """Score many cases at once, a JSON line each.
+
+    One line out for each line in, in their order. A bad case gives its id, its line and the error; exit 1
+    if every case is one. A line of input, broken here into three:
+
+    \b
+    {"id": 1, "model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8,
+     "train": {"seq_len": 4096, "global_batch_size": 64},
+     "layout": "dp1,pp1,tp2,sp4,micro_batch_size=1"}
+
+    layout may also be an object of its fields; "implementation": "megatron-core" asks for another trainer.
+    """
     from seqplan import cli_inputs, render
     from seqplan.planner.score_cases import score_cases
 
+    good = bad = 0
     with cli_inputs.open_lines(cases) as lines:
         for answer in score_cases(lines, cli_inputs.loaders()):
             render.show_json(answer)
+            good, bad = good + ("error" not in answer), bad + ("error" in answer)
+    if bad and not good:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -136,7 +161,10 @@ def validate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare our predictions with published measurements; exit 1 where a goal is missed."""
+    """Compare predictions with published measurements.
+
+    Exit 1 where a goal is missed.
+    """
     from seqplan import cli_inputs, profiles, render, render_published
     from seqplan.planner.published_comparison import compare
 
@@ -150,50 +178,8 @@ def validate(
         raise typer.Exit(1)
 
 
-@app.command()
-def models(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="one model, by name or file")] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """List the built-in models, or show one: its exact parameter count and its shape."""
-    from seqplan import cli_inputs, profiles, render, render_catalog
-
-    if model is None:
-        known = [cli_inputs.read_model(name)[0] for name in profiles.model_names()]
-        if as_json:
-            render.show_json({"models": [render.model_counts(each) for each in known]})
-        else:
-            render_catalog.show_models(known)
-        return
-    spec, notes = cli_inputs.read_model(model)
-    if as_json:
-        render.show_json({**render.model_counts(spec), "notes": notes})
-    else:
-        render_catalog.show_model(spec, notes)
-
-
-@app.command()
-def clusters(
-    cluster: Annotated[
-        str | None, typer.Argument(metavar="[CLUSTER]", help="one cluster, by name or file")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """List the built-in clusters, or show one: every number with its source."""
-    from seqplan import cli_inputs, profiles, render, render_catalog
-
-    if cluster is None:
-        known = [cli_inputs.read_cluster(name) for name in profiles.cluster_names()]
-        if as_json:
-            render.show_json({"clusters": [each.model_dump(mode="json") for each in known]})
-        else:
-            render_catalog.show_clusters(known)
-        return
-    spec = cli_inputs.read_cluster(cluster)
-    if as_json:
-        render.show_json(spec)
-    else:
-        render_catalog.show_cluster(spec)
+app.command()(cli_catalog.models)
+app.command()(cli_catalog.clusters)
 
 
 @app.command()
@@ -208,13 +194,21 @@ def run(
     options: RunOptions,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a plan on this machine's ranks (or this node's), and print planned beside measured."""
+    """Train a plan, then print planned beside measured.
+
+    On this machine's ranks, or on this node's.
+    """
     from seqplan import profiles, render
+    from seqplan.planner.adopted_plan import RUNTIME, adopted
     from seqplan.planner.plan import load_plan, plan_warnings
     from seqplan.runtime.launch import launch
 
     plan = load_plan(plan_file, profiles.load_implementation)
-    render.tell("warning", plan_warnings(plan, profiles.load_implementation(plan.implementation)))
+    if plan.implementation == RUNTIME:
+        render.tell("warning", plan_warnings(plan, profiles.load_implementation(RUNTIME)))
+    else:
+        plan, re_made = adopted(plan, profiles.load_implementation(RUNTIME))
+        render.tell("warning", [re_made])
     result = launch(plan, [*data, *(more_data or [])], options)
     if result.exit_code:
         raise typer.Exit(result.exit_code)

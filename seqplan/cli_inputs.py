@@ -85,7 +85,7 @@ def read_question(model: str, ask: Ask) -> Asked:
         train=train,
         implementation=profiles.load_implementation(ask.implementation),
     )
-    return Asked(question, [*notes, *model_notes], batch_warnings(train))
+    return Asked(question, [*notes, *model_notes, *beyond_profile(cluster, gpus)], batch_warnings(train))
 
 
 def read_layout(model: str, typed: str, ask: Ask, pins: Pins) -> tuple[Asked, Layout]:
@@ -219,6 +219,15 @@ def _swapped(
     except SeqplanError:
         return error
     return SeqplanError(f"{place} {name} is {instead}.", "MODEL and --cluster look swapped.")
+
+
+def beyond_profile(cluster: ClusterSpec, gpus: int) -> list[str]:
+    """More nodes than the profile lists: a plan all the same, but nobody said that they exist."""
+    nodes = -(-gpus // cluster.gpus_per_node)
+    if cluster.cores_per_node is not None or nodes <= cluster.num_nodes:
+        return []
+    listed = f"{cluster.num_nodes} node{'s' * (cluster.num_nodes > 1)}"
+    return [f"{cluster.name} lists {listed}, and {nodes} are planned for, with the same links between them."]
 
 
 def batch_warnings(train: TrainSpec) -> list[str]:

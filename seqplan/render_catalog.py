@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seqplan.planner.cluster_spec import ClusterSpec, LinkSpec
+from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec, LinkSpec
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.quantity import Quantity
 from seqplan.render import count, duration, gib, listing, plural, show, table, text
@@ -55,11 +55,6 @@ def show_clusters(clusters: Sequence[ClusterSpec]) -> None:
     columns = ("cluster", "device", "a node", "nodes", "GiB", "best TFLOP/s", "in node", "between")
     rows = []
     for cluster in clusters:
-        # fp8 is no compute dtype of a plan: its peak would promise what nobody gets.
-        peaks = {
-            dtype: float(peak) for dtype, peak in cluster.device.peak_flops_per_s.items() if dtype != "fp8"
-        }
-        best = max(peaks, key=lambda dtype: peaks[dtype])
         rows.append(
             [
                 cluster.name,
@@ -67,13 +62,57 @@ def show_clusters(clusters: Sequence[ClusterSpec]) -> None:
                 str(cluster.gpus_per_node),
                 str(cluster.num_nodes),
                 gib(cluster.device.memory_bytes),
-                f"{peaks[best] / 1e12:,.3g} {best}",
+                best_peak(cluster.device),
                 rate(cluster.intra_node),
                 rate(cluster.inter_node),
             ]
         )
     title = "Built-in clusters (rates dense, per device or NIC, one way)"
     show([table(title, columns, rows, left=("cluster", "device"))])
+
+
+def best_peak(device: DeviceSpec) -> str:
+    """989 fp16: the best dense peak in TFLOP/s of the dtypes that a plan can compute in, which fp8 is not."""
+    peaks = {dtype: float(peak) for dtype, peak in device.peak_flops_per_s.items() if dtype != "fp8"}
+    best = max(peaks, key=lambda dtype: peaks[dtype])
+    value = peaks[best] / 1e12
+    return f"{value:,.0f} {best}" if value >= 100 else f"{value:.3g} {best}"
+
+
+def show_parts(devices: Sequence[DeviceSpec], links: Sequence[LinkSpec]) -> None:
+    """One line a device and one a link."""
+    columns = ("device", "architecture", "GiB", "memory", "best TFLOP/s")
+    rows = [
+        [
+            device.name,
+            device.architecture,
+            gib(device.memory_bytes),
+            f"{device.memory_bytes_per_s / 1e9:,.0f} GB/s",
+            best_peak(device),
+        ]
+        for device in devices
+    ]
+    of_links = [[link.name, rate(link), duration(link.latency_s)] for link in links]
+    show(
+        [
+            table("Built-in devices (rates dense)", columns, rows, left=("device", "architecture")),
+            table("Built-in links (one way)", ("link", "rate", "latency"), of_links, left=("link",)),
+        ]
+    )
+
+
+def show_part(part: DeviceSpec | LinkSpec) -> None:
+    """One device or link: every number with its source."""
+    if isinstance(part, LinkSpec):
+        show([_numbers(f"Link {part.name}", _quantities(part))])
+        return
+    title = f"Device {part.name}" + (f" ({part.architecture})" if part.architecture else "")
+    show([_numbers(title, _quantities(part)), _kernels(part)])
+
+
+def _kernels(device: DeviceSpec) -> Group | None:
+    kernels = [f"{dtype}: {', '.join(found)}" for dtype, found in device.attention_kernels.items()]
+    return listing("Attention kernels by dtype, best first", kernels)
 
 
 def rate(link: LinkSpec) -> str:
@@ -85,12 +124,11 @@ def show_cluster(cluster: ClusterSpec) -> None:
     """One cluster: every number with its source."""
     device = cluster.device
     size = f"{plural(cluster.num_nodes, 'node')} of {plural(cluster.gpus_per_node, 'device')}"
-    kernels = [f"{dtype}: {', '.join(found)}" for dtype, found in device.attention_kernels.items()]
     show(
         [
             text(f"{cluster.name}: {size}, {plural(cluster.nics_per_node, 'NIC')} a node", "bold"),
             _numbers(f"Device {device.name}", _quantities(device)),
-            listing("Attention kernels by dtype, best first", kernels),
+            _kernels(device),
             _numbers(f"Inside a node: {cluster.intra_node.name}", _quantities(cluster.intra_node)),
             _numbers(f"Between nodes: {cluster.inter_node.name}", _quantities(cluster.inter_node)),
             _numbers("Overheads", [("communicator_bytes", cluster.communicator_bytes)]),

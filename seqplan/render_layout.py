@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from seqplan.planner.completion import Completion
 from seqplan.planner.kept_tensors import KeptTensor
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
+from seqplan.planner.typed_form import typed_flags
 from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, size, table
-from seqplan.render_suggestion import asked, choices, degrees, memory_line, stage_bars
+from seqplan.render_suggestion import asked, choices, degrees, memory_line, peak_title, stage_bars
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -17,19 +19,24 @@ if TYPE_CHECKING:
 STAGES_ABREAST = 8
 """Stages in one table: what 80 columns hold."""
 
+NO_GRADIENTS = "gradients 0.00: the stage is fullest before its first backward has made any"
 
-def show_layout(scored: ScoredLayout, question: Question, notes: tuple[str, ...] = ()) -> None:
+
+def show_layout(
+    scored: ScoredLayout, question: Question, notes: tuple[str, ...] = (), rest: Completion | None = None
+) -> None:
     """Everything that we say about one layout."""
     memory, time = scored.memory, scored.time
     parts: list[RenderableType | None] = [
         asked(question),
         verdict(scored),
         listing("Why not", [f"{reason.rule}: {reason.message}" for reason in scored.reasons], "bold red"),
+        not_given(scored, rest) if rest is not None else None,
         shape(scored, question),
     ]
     if memory is not None:
         worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
-        title = f"Memory of stage {worst.stage}, its fullest rank: {gib(worst.peak_bytes)} GiB"
+        title = peak_title(worst)
         parts += [stage_bars(title, worst), *(stages(memory) if len(memory.stages) > 1 else [])]
     if time is not None:
         parts += [time_bars(time), listing("Assumed for the time", time.notes)]
@@ -54,6 +61,27 @@ def verdict(scored: ScoredLayout) -> Group:
         )
     good = scored.legal and scored.fits and scored.runnable
     return block(degrees(scored.layout), lines, "bold green" if good else "bold red")
+
+
+def not_given(scored: ScoredLayout, rest: Completion) -> Group | None:
+    """The defaults that were taken, and in one line the best layout that the same words could mean."""
+    if not rest.defaults:
+        return None
+    ours, best = scored.layout, rest.best
+    lines = [f"defaults taken: {typed_flags(rest.defaults)}"]
+    if best is None:
+        lines.append(f"best with {ours.degrees_text}: nothing with what was given is legal and fits")
+    elif best.layout == ours:
+        lines.append(f"best with {ours.degrees_text}: these defaults")
+    else:
+        changed = {name: value for name, value in best.layout if value != getattr(ours, name)}
+        found = f"best with {ours.degrees_text}: {typed_flags(changed)}"
+        if best.memory is not None:
+            found += f": {gib(best.memory.peak_bytes)} of {gib(best.memory.limit_bytes)} GiB"
+        if best.time is not None:
+            found += f", {duration(best.time.step_time_s)} a step"
+        lines.append(found)
+    return block("Not given", lines)
 
 
 def shape(scored: ScoredLayout, question: Question) -> Group | None:
@@ -81,7 +109,11 @@ def stages(memory: MemoryEstimate) -> list[Group]:
 
 
 def _stages(memory: MemoryEstimate, shown: tuple[StageMemory, ...]) -> Group:
-    kinds = [kind for kind in shown[0].by_kind if any(stage.by_kind[kind] for stage in memory.stages)]
+    kinds = [
+        kind
+        for kind in shown[0].by_kind
+        if kind == "gradients" or any(stage.by_kind[kind] for stage in memory.stages)
+    ]
     rows = [[kind.replace("_", " "), *(gib(stage.by_kind[kind]) for stage in shown)] for kind in kinds]
     rows.append(["allocated", *(gib(stage.allocated_bytes) for stage in shown)])
     rows += [
@@ -89,7 +121,9 @@ def _stages(memory: MemoryEstimate, shown: tuple[StageMemory, ...]) -> Group:
         for kind in shown[0].overhead_by_kind
     ]
     rows.append(["peak", *(gib(stage.peak_bytes) for stage in shown)])
-    title = f"Memory of every stage s, GiB (limit {gib(memory.limit_bytes)})"
+    title = f"Memory of every stage s at its own peak moment, GiB (limit {gib(memory.limit_bytes)})"
+    if not all(stage.by_kind["gradients"] for stage in shown):
+        title += f"\n{NO_GRADIENTS}"
     return table(title, ["", *(f"s{stage.stage}" for stage in shown)], rows, left=("",))
 
 

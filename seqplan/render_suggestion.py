@@ -92,7 +92,7 @@ def choices(layout: Layout) -> str:
 
 def memory_line(memory: MemoryEstimate) -> str:
     free = memory.limit_bytes - memory.peak_bytes
-    verdict = f"{gib(free)} GiB free" if free >= 0 else f"{gib(-free)} GiB too much"
+    verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
     return (
         f"{gib(memory.peak_bytes)} of {gib(memory.limit_bytes)} GiB on stage {memory.worst_stage}, {verdict}"
     )
@@ -199,7 +199,17 @@ def stage_bars(title: str, stage: StageMemory) -> Group:
     """Memory of one stage by kind, overheads in rows of their own."""
     kinds = {**stage.by_kind, **{f"{kind} (overhead)": held for kind, held in stage.overhead_by_kind.items()}}
     parts = [(kind.replace("_", " "), held, size(held)) for kind, held in kinds.items() if held > 0]
+    if stage.by_kind["gradients"] == 0:
+        parts.insert(1, ("gradients (none yet: fullest before the first backward)", 0.0, size(0.0)))
     return bars(title, parts, stage.peak_bytes)
+
+
+def peak_title(stage: StageMemory, stages: int = 1) -> str:
+    """What the bars below it show: one moment of a step, the one at which the rank holds most."""
+    of = "" if stages == 1 else f" of {stages}"
+    return (
+        f"Memory of stage {stage.stage}{of}, its fullest rank at the peak moment: {gib(stage.peak_bytes)} GiB"
+    )
 
 
 def memory_bar(scored: ScoredLayout) -> Group | None:
@@ -207,10 +217,7 @@ def memory_bar(scored: ScoredLayout) -> Group | None:
     if memory is None:
         return None
     worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
-    of = "" if len(memory.stages) == 1 else f" of {len(memory.stages)}"
-    return stage_bars(
-        f"Memory of stage {worst.stage}{of}, its fullest rank: {gib(worst.peak_bytes)} GiB", worst
-    )
+    return stage_bars(peak_title(worst, len(memory.stages)), worst)
 
 
 def nothing_fits(answer: Suggestion) -> list[RenderableType | None]:
@@ -226,7 +233,7 @@ def nothing_fits(answer: Suggestion) -> list[RenderableType | None]:
     title = f"Nothing fits: none of {plural(answer.legal, 'legal layout')} stays below {limit} GiB."
     lines = [
         f"nearest miss: {degrees(miss.layout)}, {choices(miss.layout)}",
-        f"stage {worst.stage} needs {gib(memory.peak_bytes)} GiB, {gib(over)} GiB too much; "
+        f"stage {worst.stage} needs {gib(memory.peak_bytes)} GiB, {size(over)} too much; "
         f"its largest part is {kind.replace('_', ' ')} with {gib(worst.by_kind[kind])} GiB",
     ]
     return [

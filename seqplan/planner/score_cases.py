@@ -19,7 +19,7 @@ from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.layout import Layout, complete_layout, parse_degrees
 from seqplan.planner.layout_table import from_layouts, num_microbatches, pipeline_key
 from seqplan.planner.legality import verdict
 from seqplan.planner.model_spec import ModelSpec
@@ -34,6 +34,14 @@ BLOCK = 4096
 
 CASE_KEYS = ("id", "model", "cluster", "gpus", "train", "layout", "implementation")
 NEEDED_LAYOUT = ("dp", "pp", "tp", "sp", "micro_batch_size")
+
+EXAMPLE_TRAIN = '"train": {"seq_len": 4096, "global_batch_size": 64}'
+EXAMPLE_LAYOUT = "dp1,pp1,tp2,sp4,micro_batch_size=1"
+EXAMPLE = (
+    '{"id": 1, "model": "llama3-8b", "cluster": "dgx-h100", "gpus": 8, '
+    f'{EXAMPLE_TRAIN}, "layout": "{EXAMPLE_LAYOUT}"}}'
+)
+"""One line of input, as the help and the README show it."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,18 @@ class _Reader:
         if missing or unknown:
             problems = [f"missing {', '.join(missing)}"] * bool(missing)
             problems += [f"unknown key {', '.join(unknown)}"] * bool(unknown)
-            raise SeqplanError(f"case: {'; '.join(problems)}.", f"A case has {', '.join(CASE_KEYS)}.")
+            raise SeqplanError(f"case: {'; '.join(problems)}.", _hint(unknown))
         asked = {key: value for key, value in data.items() if key not in ("id", "layout")}
         question = self._keep("question", asked, self._question)
         given = data["layout"]
+        if isinstance(given, str):  # as `explain --layout` takes it: what is left out has its default
+            return _Case(place, data.get("id"), question, complete_layout(question, parse_degrees(given)))
         absent = [key for key in NEEDED_LAYOUT if not isinstance(given, dict) or given.get(key) is None]
         if absent:
-            raise SeqplanError(f"layout: missing {', '.join(absent)}.", "The other fields have defaults.")
+            raise SeqplanError(
+                f"layout: missing {', '.join(absent)}.",
+                f"The other fields have defaults; or write {EXAMPLE_LAYOUT!r}.",
+            )
         return _Case(place, data.get("id"), question, complete_layout(question, given))
 
     def _question(self, data: Mapping[str, Any]) -> Question:
@@ -132,6 +145,16 @@ def _spec(spec: type[_Model], raw: Any, where: str, wanted: str) -> _Model:
     return validate_spec(spec, raw, where)
 
 
+def _hint(unknown: list[str]) -> str:
+    """What a case has; where a key of an inner object stands at the top, where it belongs."""
+    hint = f"A case has {', '.join(CASE_KEYS)}."
+    if set(unknown) & set(TrainSpec.model_fields):
+        hint += f" `train` is an object: {EXAMPLE_TRAIN}."
+    if set(unknown) & set(Layout.model_fields):
+        hint += f' `layout` is an object or text: "layout": "{EXAMPLE_LAYOUT}".'
+    return hint
+
+
 def score_cases(lines: Iterable[str], loaders: Loaders) -> Iterator[dict[str, Any]]:
     """One answer for each line that is not blank, in their order."""
     reader = _Reader(loaders)
@@ -150,7 +173,7 @@ def _score_block(reader: _Reader, block: list[tuple[int, str]]) -> list[dict[str
             case_id = data.get("id")
             case = reader.case(place, data)
         except SeqplanError as error:
-            answers[place] = _error(case_id, error)
+            answers[place] = _error(case_id, number, error)
             continue
         groups.setdefault(_group_key(case), []).append(case)
     for cases in groups.values():
@@ -163,14 +186,15 @@ def _parse(number: int, line: str) -> dict[str, Any]:
     try:
         data = json.loads(line.removeprefix("\ufeff"))  # the byte-order mark that some editors write
     except (ValueError, RecursionError) as error:
-        raise SeqplanError(f"line {number}: not JSON: {error}.") from None
+        raise SeqplanError(f"line {number}: not JSON: {error}.", f"A case is {EXAMPLE}") from None
     if not isinstance(data, dict):
         raise SeqplanError(f"line {number}: a case is a JSON object, not {type(data).__name__}.")
     return data
 
 
-def _error(case_id: Any, error: SeqplanError) -> dict[str, Any]:
-    return {"schema": JSON_SCHEMA, "id": case_id, "error": {"message": error.message, "hint": error.hint}}
+def _error(case_id: Any, line: int, error: SeqplanError) -> dict[str, Any]:
+    told = {"message": error.message, "hint": error.hint}
+    return {"schema": JSON_SCHEMA, "id": case_id, "line": line, "error": told}
 
 
 def _group_key(case: _Case) -> tuple[Any, ...]:

@@ -104,6 +104,8 @@ def load_cluster(name: str | Path) -> ClusterSpec:
         )
     data = parse_yaml(written, text)
     _refuse_other_kind(data, text, "cluster")
+    if "base" in data:  # the base's name is not the changed cluster's
+        data.setdefault("name", Path(text).stem)
     return cluster_from(data, text, user_source=f"user file {Path(text).name}")
 
 

@@ -95,6 +95,14 @@ def _part(raw: Any, folder: str, key: str, problems: list[str]) -> Any:
     return _based(raw, folder, key, problems) if isinstance(raw, Mapping) else raw
 
 
+def with_quantities(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a built-in device or link, its numbers as quantities in SI base units."""
+    problems: list[str] = []
+    result = _with_quantities(data, "", None, problems)
+    assert not problems, problems
+    return result
+
+
 def _with_quantities(
     data: Mapping[str, Any], path: str, source: str | None, problems: list[str]
 ) -> dict[str, Any]:

@@ -171,7 +171,8 @@ def test_a_bad_case_is_an_error_of_its_own(bad: Any, says: str) -> None:
     assert (before["id"], after["id"]) == (1, 3)
     assert before["legal"]
     assert same(before["memory"], after["memory"])
-    assert set(broken) == {"schema", "id", "error"}
+    assert set(broken) == {"schema", "id", "line", "error"}
+    assert broken["line"] == 2
     assert broken["id"] == (bad.get("id") if isinstance(bad, dict) else None)
     assert says in broken["error"]["message"]
 

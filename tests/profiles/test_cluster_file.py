@@ -158,7 +158,6 @@ WRONG: list[tuple[str, str]] = [
     (GOOD + "cores_per_node: 4\n", "cores_per_node is for CPUs, and the device a100-80 is none"),
     (GOOD.replace("communicator_bytes: 200 MiB", "communicator_bytes: 84 %"), "communicator_bytes: unit '%'"),
     ("base: dgx-a10\nname: lab\n", "base = dgx-a10 is not built in; did you mean dgx-a100"),
-    ("base: dgx-a100\n", "missing name"),
     (
         "nodes:\n  - {gpus: 2, gpu: v100-32}\n  - {gpus: 1, gpu: a100-40}\n",
         "nodes is a list: a cluster has one kind",
@@ -291,3 +290,11 @@ def test_a_cluster_file_that_is_not_there(tmp_path: Path) -> None:
     for path, said in ((tmp_path / "none.yaml", "no such file"), (tmp_path, "is a folder")):
         with pytest.raises(SeqplanError, match=said):
             profiles.load_cluster(path)
+
+
+def test_a_changed_cluster_is_named_after_its_file_where_it_says_no_name(file: Path) -> None:
+    file.write_text("base: dgx-a100\nnum_nodes: 4\n", encoding="utf-8")
+    assert profiles.load_cluster(file).name == "lab"
+    file.write_text("base: dgx-a100\nname: mine\n", encoding="utf-8")
+    assert profiles.load_cluster(file).name == "mine"
+    assert "missing name" in load_error(file, GOOD.replace("name: lab\n", ""))

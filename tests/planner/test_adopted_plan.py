@@ -1,0 +1,53 @@
+"""A plan made for another trainer: our estimate in its place, or a refusal by our rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seqplan import profiles
+from seqplan.planner.adopted_plan import adopted
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.layout import complete_layout
+from seqplan.planner.plan import Plan, load_plan, make_plan, plan_warnings, save_plan
+from seqplan.planner.question import Question
+from seqplan.planner.search import score
+from seqplan.planner.train_spec import TrainSpec
+
+OURS = profiles.load_implementation("seqplan")
+
+
+def plan_for(trainer: str, **layout: object) -> Plan:
+    question = Question(
+        model=profiles.load_model("llama3-8b")[0],
+        cluster=profiles.load_cluster("dgx-h100").for_gpus(8),
+        gpus=8,
+        train=TrainSpec(seq_len=8192, global_batch_size=16, precision="bf16"),
+        implementation=profiles.load_implementation(trainer),
+    )
+    return make_plan(question, score(question, complete_layout(question, layout)))
+
+
+def test_the_estimate_is_ours_and_the_layout_stays(tmp_path: Path) -> None:
+    plan = plan_for("torchtitan", dp=2, tp=4, zero_stage=3, micro_batch_size=1, tp_sequence_parallel=True)
+    mine, said = adopted(plan, OURS)
+    assert said == ("planned for torchtitan; this runtime is seqplan: the estimate below is re-made for it.")
+    assert mine.layout == plan.layout
+    assert mine.implementation == "seqplan"
+    ours = score(plan.question(OURS), plan.layout)
+    assert mine.estimate.memory == ours.memory
+    assert mine.estimate.time == ours.time
+    assert mine.estimate.memory.allocated_bytes != plan.estimate.memory.allocated_bytes
+    save_plan(mine, tmp_path / "plan.yaml")
+    assert plan_warnings(load_plan(tmp_path / "plan.yaml", profiles.load_implementation), OURS) == ()
+
+
+def test_what_we_cannot_run_is_refused_with_every_reason() -> None:
+    plan = plan_for("megatron-core", dp=8, zero_stage=1, recompute="selective", micro_batch_size=1)
+    with pytest.raises(SeqplanError) as caught:
+        adopted(plan, OURS)
+    assert caught.value.message.startswith("planned for megatron-core, and this runtime is seqplan: ")
+    assert "seqplan has no recompute=selective; use none or full." in caught.value.message
+    assert "seqplan has no zero_stage=1" in caught.value.message
+    assert "--implementation seqplan" in caught.value.hint
