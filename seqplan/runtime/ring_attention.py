@@ -127,6 +127,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(q, k, v, *output, valid)
     ctx.options = options
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # else autograd makes zeros as large as that second result
 
 
 def _differentiate(ctx: Any, dout: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:

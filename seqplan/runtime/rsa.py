@@ -176,6 +176,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(q, k, v, *output, batch_rows)
     ctx.options = options
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # else autograd makes zeros as large as that second result
 
 
 def _differentiate(ctx: Any, dout: Tensor, _dprobabilities: Tensor) -> tuple[Tensor | None, ...]:
