@@ -102,9 +102,8 @@ def test_every_dependency_is_explained() -> None:
 def commands_in(document: str) -> list[list[str]]:
     """Each `seqplan ...` line of a code block, continued lines joined; [..] and $ are notation."""
     joined = re.sub(r"\\\n\s*", "", document)
-    lines = re.findall(
-        r"^(?:\$ )?seqplan ((?:suggest|explain|score|models|clusters|run)\b.*)$", joined, re.MULTILINE
-    )
+    known = "|".join(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    lines = re.findall(rf"^(?:\$ )?seqplan ((?:{known})\b.*)$", joined, re.MULTILINE)
     return [shlex.split(re.sub(r"[\[\]|]", " ", line)) for line in lines]
 
 
