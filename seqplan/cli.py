@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from seqplan import __version__, cli_catalog
+from seqplan import __version__, cli_catalog, cli_limits
 from seqplan.cli_options import Ask, JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
 from seqplan.planner.layout import Layout, parse_degrees
 from seqplan.planner.question import Pins
@@ -178,6 +178,7 @@ def validate(
         raise typer.Exit(1)
 
 
+app.command()(cli_limits.limits)
 app.command()(cli_catalog.models)
 app.command()(cli_catalog.clusters)
 

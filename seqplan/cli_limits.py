@@ -34,25 +34,40 @@ def limits(
     plot: PlotFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Find the longest sequence at a batch, or the largest batch at a length.
+    """Find the longest sequence or largest batch.
 
-    Give either --global-batch-size or --seq-len: the other one is searched, for each family of layouts and
-    each number of devices up to --gpus. The batch is computed in one pass, without gradient accumulation.
+    With --global-batch-size the longest sequence is searched, with --seq-len the largest batch: for each
+    family of layouts and each number of devices up to --gpus, the batch in one pass, without gradient
+    accumulation. With both, the fewest devices that fit.
     """
     from seqplan import cli_inputs, plot_limits, render, render_limits
+    from seqplan.planner import fewest_devices
     from seqplan.planner import limits as planner
 
-    if (ask.seq_len is None) == (ask.global_batch_size is None):
+    if ask.seq_len is None and ask.global_batch_size is None:
         raise SeqplanError(
-            "limits needs one of --seq-len and --global-batch-size.", "It searches the one that is left out."
+            "limits needs --seq-len or --global-batch-size.",
+            "It searches the one that is left out; with both, the fewest devices.",
         )
+    families = [name.strip() for name in family.split(",")]
+    notes: list[str] = []
+    counts = [cli_inputs.read_count("--devices", each, notes) for each in (devices or "").split(",") if each]
+    if ask.seq_len is not None and ask.global_batch_size is not None:
+        if plot is not None:
+            raise SeqplanError("--plot draws values over devices: the fewest devices have no chart.")
+        asked = cli_inputs.read_question(model, ask)
+        smallest = fewest_devices.fewest_devices(asked.question, pins, families, counts)
+        if as_json:
+            render.show_json(smallest)
+        else:
+            render_limits.show_fewest(smallest, asked.question, tuple(asked.notes))
+        if all(each.gpus is None for each in smallest.smallest):
+            raise typer.Exit(1)
+        return
     if plot is not None:
         plot_limits.check_plot_path(plot)
     searched: planner.Searched = "seq_len" if ask.seq_len is None else "global_batch_size"
     asked = cli_inputs.read_question(model, ask.model_copy(update={searched: "1"}))
-    families = [name.strip() for name in family.split(",")]
-    notes: list[str] = []
-    counts = [cli_inputs.read_count("--devices", each, notes) for each in (devices or "").split(",") if each]
     answer = planner.find_limits(asked.question, searched, pins, families, counts)
     if plot is not None:
         plot_limits.plot_limits(answer, plot)

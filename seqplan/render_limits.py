@@ -1,12 +1,17 @@
-"""The answer of `limits`: one row a number of devices, one column a family, and how the families compare."""
+"""The answer of `limits`: one row a number of devices, one column a family, and how the families compare.
+
+Where both length and batch are given: the smallest cluster of each family.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from seqplan.planner.fewest_devices import FewestDevices, SmallestCluster
 from seqplan.planner.limits import NAMES, Limit, Limits
 from seqplan.planner.question import Question
 from seqplan.render import count, gib, listing, plural, show, table, text
+from seqplan.render_suggestion import asked as asked_in_full
 from seqplan.render_suggestion import choices, degrees
 
 if TYPE_CHECKING:
@@ -84,11 +89,31 @@ def farthest(answer: Limits) -> list[str]:
 
 
 def reasons(answer: Limits) -> list[str]:
-    """Why a cell is empty, the same reason once for all the devices of a family."""
+    """Why cells are empty: for each family the reason on the most devices."""
     lines = []
     for family, limits in by_family(answer).items():
         empty = [limit for limit in limits.values() if limit.value is None]
         if empty:
             devices = ", ".join(str(limit.gpus) for limit in empty)
-            lines.append(f"{family} on {devices}: {empty[0].why_not}")
+            lines.append(f"{family} on {devices}: {empty[-1].why_not}")
     return lines
+
+
+def show_fewest(answer: FewestDevices, question: Question, notes: tuple[str, ...] = ()) -> None:
+    """Print the smallest cluster of each family, and what was tried."""
+    tried = f"Tried were {', '.join(map(str, answer.tried))} devices; --devices names others."
+    lines = [_smallest(each, question) for each in answer.smallest]
+    title = "The smallest cluster that fits, by family"
+    parts = [listing(title, lines), listing("Notes", [*notes, tried, *answer.notes])]
+    show([asked_in_full(question), *parts])
+
+
+def _smallest(each: SmallestCluster, question: Question) -> str:
+    if each.gpus is None or each.layout is None:
+        return f"{each.family}: none of the clusters tried"
+    assert each.peak_bytes is not None
+    assert each.limit_bytes is not None
+    return (
+        f"{each.family}: {plural(each.gpus, 'device')} of {question.cluster.name}; {degrees(each.layout)}, "
+        f"{choices(each.layout)}; {gib(each.peak_bytes)} of {gib(each.limit_bytes)} GiB"
+    )

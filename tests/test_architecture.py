@@ -20,12 +20,21 @@ LONGEST_FILE = 300
 # Top-level modules that the files of a layer may import, beside the standard library. "seqplan.X" is our own.
 PLANNER = {"numpy", "pydantic", "pydantic_core", "yaml", "seqplan.planner", "seqplan.__version__"}
 RENDER = {"rich", "pydantic", "seqplan.planner", "seqplan.render"}
-CLI = {"typer", "pydantic", "pydantic_core", "seqplan.planner", "seqplan.profiles", "seqplan.render"}
+CLI = {
+    "typer",
+    "pydantic",
+    "pydantic_core",
+    "seqplan.planner",
+    "seqplan.profiles",
+    "seqplan.render",
+    "seqplan.plot",
+}
 ALLOWED = {
     "planner": PLANNER,
     "profiles": {"yaml", "pydantic", "seqplan.planner", "seqplan.profiles"},
     "runtime": {"torch", "numpy", "pydantic", "rich", "yaml", "seqplan.planner", "seqplan.runtime"},
     "render": RENDER,
+    "plot": {"matplotlib", "seqplan.planner"},
     "cli": CLI | {"seqplan.runtime", "seqplan.cli", "seqplan.__version__"},
     "__main__": {"typer", "seqplan.cli", "seqplan.render", "seqplan.planner"},
     "__init__": set(),

@@ -30,7 +30,7 @@ from seqplan.planner.limit_search import (
     longest_sequence,
 )
 from seqplan.planner.memory_model import memory_estimate, memory_table
-from seqplan.planner.notes import assumptions
+from seqplan.planner.notes import trained
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.rules_degrees import tensor_degrees
 from seqplan.planner.scan import memory_text
@@ -91,7 +91,12 @@ def find_limits(
     """Every family on every number of devices; `question` holds the most devices and what is given."""
     start = time.perf_counter()
     pins = pins or Pins()
-    _check(searched, pins, families)
+    check_families(families)
+    if searched == "global_batch_size" and pins.micro_batch_size is not None:
+        raise SeqplanError(
+            "with a fixed micro_batch_size gradient accumulation makes any batch possible.",
+            "Leave out --micro-batch-size: the largest batch is that of one pass.",
+        )
     counts = tuple(devices) or device_counts(question, families)
     rows = [_limit(question, searched, pins, family, gpus) for family in families for gpus in counts]
     given = question.train.global_batch_size if searched == "seq_len" else question.train.seq_len
@@ -109,16 +114,12 @@ def find_limits(
     )
 
 
-def _check(searched: Searched, pins: Pins, families: Sequence[str]) -> None:
+def check_families(families: Sequence[str]) -> None:
+    """Refuse a name that is no family."""
     unknown = [family for family in families if family not in FAMILIES]
     if unknown:
         raise SeqplanError(
             f"unknown family {listed(unknown, 'and')}.", f"The families are {listed(FAMILIES, 'and')}."
-        )
-    if searched == "global_batch_size" and pins.micro_batch_size is not None:
-        raise SeqplanError(
-            "with a fixed micro_batch_size gradient accumulation makes any batch possible.",
-            "Leave out --micro-batch-size: the largest batch is that of one pass.",
         )
 
 
@@ -127,15 +128,20 @@ def device_counts(question: Question, families: Sequence[str]) -> tuple[int, ...
     counts = {question.gpus} | {2**power for power in range(question.gpus.bit_length())}
     if "tp" in families:
         counts |= set(tensor_degrees(question))
-    return tuple(sorted(n for n in counts if n <= question.gpus and _sized(question, n) is not None))
+    return tuple(sorted(n for n in counts if n <= question.gpus and _whole_nodes(question, n)))
 
 
-def _sized(question: Question, gpus: int) -> Question | None:
+def _whole_nodes(question: Question, gpus: int) -> bool:
     try:
-        cluster = question.cluster.for_gpus(gpus)
+        question.cluster.for_gpus(gpus)
     except SeqplanError:
-        return None
-    return question.model_copy(update={"gpus": gpus, "cluster": cluster})
+        return False
+    return True
+
+
+def on_devices(question: Question, gpus: int) -> Question:
+    """The question for so many devices."""
+    return question.model_copy(update={"gpus": gpus, "cluster": question.cluster.for_gpus(gpus)})
 
 
 def family_pins(pins: Pins, family: str) -> Pins:
@@ -146,10 +152,7 @@ def family_pins(pins: Pins, family: str) -> Pins:
 
 
 def _limit(question: Question, searched: Searched, pins: Pins, family: str, gpus: int) -> Limit:
-    asked = _sized(question, gpus)
-    if asked is None:
-        question.cluster.for_gpus(gpus)  # raises with the counts that would work
-        raise AssertionError("the cluster takes this number of devices")
+    asked = on_devices(question, gpus)
     chosen = family_pins(pins, family)
     try:
         check_pins(asked, chosen)
@@ -267,7 +270,7 @@ def _notes(question: Question, searched: Searched, pins: Pins) -> tuple[str, ...
     whole = "one pass, without gradient accumulation: a pipeline has as many micro-batches as it needs"
     if pins.micro_batch_size is not None:
         whole = f"micro-batches of {pins.micro_batch_size}, accumulated"
-    notes = [f"The batch is {whole}.", *assumptions(question)]
+    notes = [f"The batch is {whole}.", trained(question)]
     if searched == "seq_len" and question.model.position == "learned":
         notes.append("The table of learned positions grows with the sequence.")
     return tuple(notes)

@@ -99,8 +99,8 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
     return tuple(found)
 
 
-def assumptions(question: Question) -> tuple[str, ...]:
-    """What every estimate takes for granted."""
+def trained(question: Question) -> str:
+    """What is trained how, and what no estimate counts."""
     train = question.train
     states = "16 bytes a parameter: fp32 weight, gradient and two Adam moments"
     if question.precision != "fp32":
@@ -109,6 +109,11 @@ def assumptions(question: Question) -> tuple[str, ...]:
         states = f"gradients of {train.gradient_bytes} bytes; what else it keeps is the trainer's"
     name = "AdamW" if train.optimizer == "adamw" else train.optimizer
     return (
-        f"{name} on every weight ({states}), all on the device; every sequence has exactly "
-        f"{train.seq_len} tokens.",
+        f"{name} on every weight ({states}), all on the device: LoRA and offload are out of scope, and "
+        "loading the weights at the start is not counted."
     )
+
+
+def assumptions(question: Question) -> tuple[str, ...]:
+    """What every estimate takes for granted."""
+    return (f"{trained(question)[:-1]}; every sequence has exactly {question.train.seq_len} tokens.",)
