@@ -24,6 +24,9 @@ ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="ascii")
 RUN_TIME = {"torch", "typer", "rich", "pydantic", "pyyaml", "numpy"}
 """All that the package may need; everything else is a tool of the tests."""
 
+EXTRAS = {"plot": {"matplotlib"}}
+"""What single options need, installed on request."""
+
 IMPORTED_AS = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
 
 
@@ -41,7 +44,9 @@ def test_run_time_dependencies_are_those_promised_and_all_used() -> None:
                 imported.add(node.module.split(".")[0])
     imported -= set(sys.stdlib_module_names) | {"seqplan"}
     assert names(PROJECT["dependencies"]) == RUN_TIME
-    assert {IMPORTED_AS.get(name, name) for name in imported} == RUN_TIME
+    optional = PROJECT["optional-dependencies"]
+    assert {extra: names(optional[extra]) for extra in optional if extra != "dev"} == EXTRAS
+    assert {IMPORTED_AS.get(name, name) for name in imported} == RUN_TIME.union(*EXTRAS.values())
 
 
 def test_ci_pins_exact_versions_of_things_we_depend_on() -> None:
