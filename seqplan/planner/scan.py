@@ -1,9 +1,9 @@
 """One pass over all candidates: legality as masks, memory for what is legal, time for what fits.
 
 Nothing is built for a candidate but its cell in a grid; a Layout is made of the few that are shown. Of
-layouts that differ in nothing but how many layers are recomputed only the one that recomputes the fewest
-and fits is timed: more of it only costs time (tests/planner/test_search_scale.py holds this against a loop
-over every candidate).
+layouts that differ in nothing but recomputation only those with the fewest layers of each mode are timed
+that fit, and none where it fits without: more recomputation only costs time (test_search_scale.py holds
+this against a loop over every candidate).
 """
 
 from __future__ import annotations
@@ -142,6 +142,8 @@ def fewest_recomputed(table: LayoutTable, fits: Bools) -> tuple[LayoutTable, Boo
             first = own[np.argmax(fits[own], axis=0)]  # layers ascend within a mode
             layers.append(table.recompute_layers[:, 0, 0][first])
             found.append(fits[own].any(axis=0))
+            if len(found) > 1 and modes[0] == 0:
+                found[-1] &= ~found[0]  # it fits without
     kept = np.array([mode for mode in range(len(RECOMPUTES)) if (modes == mode).any()], dtype=np.int64)
     smaller = replace(table, recompute=kept[:, None, None], recompute_layers=np.stack(layers))
     return smaller, np.stack(found)

@@ -1,0 +1,179 @@
+"""The search at scale: grids give the scalar path's numbers, and what is pruned could not have won.
+
+The worlds are small enough for a loop over every candidate, with every option that a trainer may have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqplan.planner.estimates import memory_estimates, time_estimates
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_grid import candidate_grids, candidate_tables
+from seqplan.planner.layout_space import trainer_choices
+from seqplan.planner.legality import sieve
+from seqplan.planner.peak_memory import peak_memory
+from seqplan.planner.question import Pins, Question
+from seqplan.planner.scan import scan
+from seqplan.planner.search import score
+from seqplan.planner.time_model import time_table
+from tests.planner.formula_cases import CAPABILITIES, our_trainer
+from tests.planner.samples import cluster, decoder, encoder, question
+
+RELATIVE = 1e-12
+"""The issue's bound between the search and the score of one layout."""
+
+
+def everything(model: Any = None, gpus: int = 8, *, memory_gib: float = 0.95, **changes: Any) -> Question:
+    """A small model on nodes of two devices, and a trainer that can do all that a layout can say."""
+    trainer = our_trainer()
+    capabilities = {**CAPABILITIES, "partial_recompute": True, "vocab_multiple": 64}
+    tuples: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in capabilities.items()
+    }
+    has = type(trainer.capabilities)(**tuples)
+    sizes = {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "num_kv_heads": 4}
+    return question(
+        model or decoder(num_layers=4, vocab_size=32000, **sizes),
+        gpus,
+        seq_len=changes.pop("seq_len", 2048),
+        global_batch_size=changes.pop("global_batch_size", 4),
+        where=cluster(gpus_per_node=2, num_nodes=8, memory_gib=memory_gib),
+        implementation=trainer.model_copy(update={"capabilities": has}),
+        **changes,
+    )
+
+
+def small_encoder() -> Any:
+    sizes = {"hidden_size": 256, "ffn_hidden_size": 1024, "num_attention_heads": 4, "num_kv_heads": 4}
+    return encoder(num_layers=3, **sizes)
+
+
+WORLDS = [
+    everything(),
+    everything(small_encoder(), 6, seq_len=384, global_batch_size=6, memory_gib=0.68),
+    everything(gpus=4, seq_len=4096, memory_gib=1.5, headroom_fraction=0.1),
+]
+WORLD_IDS = ["decoder on 8", "encoder on 6", "decoder on 4, tight"]
+
+
+def fitting(asked: Question, pins: Pins) -> tuple[int, list[tuple[float, Layout]]]:
+    """Every legal layout that fits with its step time, one row at a time; and how many are legal."""
+    found, legal = [], 0
+    for table in candidate_tables(asked, pins, trainer_choices(asked)):
+        standing = table.take(sieve(asked, table).runnable)
+        legal += len(standing)
+        if not len(standing):
+            continue
+        times = time_estimates(asked, standing, [asked] * len(standing))
+        for row, (memory, step) in enumerate(zip(memory_estimates(asked, standing), times, strict=True)):
+            if memory.peak_bytes <= memory.limit_bytes:
+                found.append((step.step_time_s, standing.row(row)))
+    return legal, found
+
+
+@pytest.mark.parametrize("asked", WORLDS, ids=WORLD_IDS)
+def test_the_grids_give_the_numbers_of_one_layout_at_a_time(asked: Question) -> None:
+    """Peak of every stage and step time of random cells against `score` (memory_model, time_model)."""
+    random = np.random.default_rng(0)
+    compared = 0
+    for grid in candidate_grids(asked, Pins(), trainer_choices(asked)):
+        legal = np.broadcast_to(sieve(asked, grid.table).runnable & (grid.weight > 0), grid.table.shape)
+        if not legal.any():
+            continue
+        memory, times = peak_memory(asked, grid.table), time_table(asked, grid.table)
+        seconds = np.broadcast_to(times.step_time_s, grid.table.shape)
+        for cell in random.choice(np.flatnonzero(legal), 12):
+            one = score(asked, grid.table.flat([cell]).row(0))
+            assert one.memory is not None
+            assert one.time is not None
+            stages = {held.stage: held.allocated_bytes for held in one.memory.stages}
+            for stage, allocated in zip(memory.stages, memory.stage_allocated, strict=True):
+                assert allocated.flat[cell] == pytest.approx(stages[stage], rel=RELATIVE)
+            assert memory.peak_bytes.flat[cell] == pytest.approx(one.memory.peak_bytes, rel=RELATIVE)
+            assert bool(memory.fits.flat[cell]) == one.fits
+            assert seconds.flat[cell] == pytest.approx(one.time.step_time_s, rel=RELATIVE)
+            compared += 1
+    assert compared > 80
+
+
+def without_twins(found: list[tuple[float, Layout]]) -> list[tuple[float, Layout]]:
+    """The rule of ranking.py, as a loop: the first of equal time (6 digits), degrees and micro-batch."""
+    kept: dict[tuple[Any, ...], tuple[float, Layout]] = {}
+    for seconds, layout in found:
+        key = (f"{seconds:.5e}", layout.micro_batch_size, *layout.degrees.values())
+        kept.setdefault(key, (seconds, layout))
+    return list(kept.values())
+
+
+def dominated(layout: Layout, fits: dict[Any, list[tuple[int, str]]]) -> bool:
+    """Whether the same with less recomputation fits."""
+    layers, mode = recomputation(layout)
+    others = fits[family(layout)]
+    return any(number < layers and other in (mode, "none") for number, other in others)
+
+
+def recomputation(layout: Layout) -> tuple[int, str]:
+    if layout.recompute == "none":
+        return 0, "none"
+    count = max(layout.stage_layers) if layout.recompute_layers is None else layout.recompute_layers
+    return count, layout.recompute
+
+
+def family(layout: Layout) -> Any:
+    return layout.model_copy(update={"recompute": "none", "recompute_layers": None})
+
+
+@pytest.mark.parametrize("asked", WORLDS, ids=WORLD_IDS)
+@pytest.mark.parametrize("pinned", [{}, {"recompute": "full"}, {"tp": 1}], ids=["free", "full", "tp 1"])
+def test_the_leaders_are_those_of_a_loop_over_every_candidate(
+    asked: Question, pinned: dict[str, Any]
+) -> None:
+    pins, top = Pins(**pinned), 12
+    legal, found = fitting(asked, pins)
+    answer = scan(asked, pins, trainer_choices(asked), top)
+    assert (answer.legal, answer.fitting) == (legal, len(found))
+    assert 0 < len(found) < legal  # memory decides something
+    fits: dict[Any, list[tuple[int, str]]] = {}
+    for _, layout in found:
+        fits.setdefault(family(layout), []).append(recomputation(layout))
+    for mode in ("none", "selective", "full"):  # more recomputation of one kind is never faster
+        by_family: dict[Any, list[tuple[int, float]]] = {}
+        for seconds, layout in found:
+            if recomputation(layout)[1] in ("none", mode):
+                by_family.setdefault(family(layout), []).append((recomputation(layout)[0], seconds))
+        for rows in by_family.values():
+            ordered = [seconds for _, seconds in sorted(rows)]
+            assert all(b >= a * (1 - RELATIVE) for a, b in itertools.pairwise(ordered))
+    best = without_twins(sorted((each for each in found if not dominated(each[1], fits)), key=lambda x: x[0]))
+    wanted = [float(f"{seconds:.5e}") for seconds, _ in best[:top]]
+    times = [score(asked, layout).time for layout in answer.best]
+    assert [float(f"{step.step_time_s:.5e}") for step in times if step] == pytest.approx(wanted, rel=1e-5)
+    assert len(set(answer.best)) == len(answer.best) == min(top, len(best))
+    assert set(answer.best) <= {layout for _, layout in found}
+    assert not any(dominated(layout, fits) for layout in answer.best)
+
+
+def test_an_order_of_axes_that_are_not_there_is_no_order() -> None:
+    seen: set[tuple[Any, ...]] = set()
+    for table in candidate_tables(
+        WORLDS[0], Pins(recompute="none", zero_stage=0), trainer_choices(WORLDS[0])
+    ):
+        for row in range(len(table)):
+            layout = table.row(row)
+            used = tuple(axis for axis in layout.mesh_order if layout.degrees[axis] > 1)
+            key = (layout.model_copy(update={"mesh_order": ("pp", "dp", "sp", "tp")}), used)
+            assert key not in seen
+            seen.add(key)
+    assert len({used for _, used in seen}) > 10
+
+
+def test_counts_by_rule_add_up() -> None:
+    answer = scan(WORLDS[0], Pins(), trainer_choices(WORLDS[0]), top=1)
+    assert answer.candidates == answer.fitting + sum(fell.count for fell in answer.rejected)
+    tables = candidate_tables(WORLDS[0], Pins(), trainer_choices(WORLDS[0]))
+    assert answer.candidates == sum(len(table) for table in tables)
