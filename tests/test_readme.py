@@ -14,7 +14,6 @@ from seqplan import profiles
 from seqplan.cli import app
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.model_features import missing_features
-from seqplan.planner.score_cases import score_cases
 from tests import readme
 from tests.command_line import Seqplan, runner
 
@@ -60,7 +59,7 @@ def commands_block() -> str:
 def test_every_command_stands_in_the_readme() -> None:
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     shown = {line.split()[1] for line in commands_block().splitlines()}
-    assert shown == known
+    assert shown == known, "list the command in README.md under Commands, and say below what it does"
 
 
 def test_the_line_for_score_is_answered(seqplan: Seqplan, tmp_path: Path) -> None:

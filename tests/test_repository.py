@@ -109,7 +109,7 @@ def commands_in(document: str) -> list[list[str]]:
     joined = re.sub(r"\\\n\s*", "", document)
     known = "|".join(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     lines = re.findall(rf"^(?:\$ )?seqplan ((?:{known})\b.*)$", joined, re.MULTILINE)
-    return [shlex.split(re.sub(r"[\[\]|]", " ", line)) for line in lines]
+    return [shlex.split(re.sub(r"[\[\]()|]", " ", line)) for line in lines]
 
 
 @pytest.mark.parametrize("words", commands_in(README), ids=" ".join)
