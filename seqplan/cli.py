@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from seqplan import __version__, cli_catalog, cli_limits
+from seqplan import __version__, cli_catalog, cli_limits, cli_verify
 from seqplan.cli_options import Ask, JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
 from seqplan.planner.layout import Layout, parse_degrees
 from seqplan.planner.question import Pins
@@ -50,6 +50,9 @@ def suggest(
     pins: Pins,
     top: TopFlag = 5,
     output: OutputFlag = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="simulate the pick's memory, as the command verify does")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Pick the fastest layout that fits, and say why.
@@ -59,7 +62,7 @@ def suggest(
     MODEL is a built-in name, a config.json or a folder that holds one; --cluster, --seq-len and
     --global-batch-size are needed. Every other flag named after a field of the layout pins that field.
     """
-    from seqplan import cli_inputs, render, render_suggestion
+    from seqplan import cli_inputs, render, render_suggestion, render_verification
     from seqplan.planner import plan, search
 
     if output is not None:
@@ -70,10 +73,16 @@ def suggest(
     answer = answer.model_copy(update=said)
     if output is not None and answer.pick is not None:
         plan.save_plan(plan.make_plan(asked.question, answer.pick), output)
+    proof = None
+    if verify and answer.pick is not None:
+        proof = cli_verify.simulated(asked.question, answer.pick.layout)
     if as_json:
-        render.show_json(answer)
+        checked = {} if proof is None else {"verification": proof.model_dump(mode="json", by_alias=True)}
+        render.show_json({**answer.model_dump(mode="json", by_alias=True), **checked})
     else:
         render_suggestion.show_suggestion(answer, asked.question)
+        if proof is not None:
+            render_verification.show_proof(proof)
     if output is not None and answer.pick is not None:
         render.tell("written", [str(output)])
     if answer.pick is None:
@@ -105,6 +114,7 @@ def explain(
     from seqplan.planner import search
     from seqplan.planner.completion import completion
     from seqplan.planner.kept_tensors import kept_tensors
+    from seqplan.planner.state_notes import states_note
 
     if layout is None:
         asked, chosen = cli_inputs.read_plan(Path(subject), ask, pins)
@@ -114,6 +124,8 @@ def explain(
     rest = completion(asked.question, chosen, typed) if typed else None
     scored = search.score(asked.question, chosen)
     scored = scored.model_copy(update={"warnings": (*asked.warnings, *scored.warnings)})
+    if scored.memory is not None:
+        asked.notes.append(states_note(asked.question, chosen, scored.memory))
     kept = kept_tensors(asked.question, chosen) if tensors else ()
     if as_json:
         listed = {"tensors": [each.model_dump(mode="json") for each in kept]} if tensors else {}
@@ -178,6 +190,7 @@ def validate(
         raise typer.Exit(1)
 
 
+app.command()(cli_verify.verify)
 app.command()(cli_limits.limits)
 app.command()(cli_catalog.models)
 app.command()(cli_catalog.clusters)

@@ -71,6 +71,7 @@ def read_question(model: str, ask: Ask) -> Asked:
             "gradient_bytes": ask.gradient_bytes,
             "hidden_dropout": ask.hidden_dropout,
             "attention_dropout": ask.attention_dropout,
+            "chunked_head": ask.chunked_head,
             "headroom_fraction": ask.headroom,
         },
         {"headroom_fraction": "--headroom"},

@@ -56,6 +56,7 @@ class Ask(Spec):
     gradient_bytes: int = Field(default=4, description="bytes of an accumulated gradient: 2 or 4")
     hidden_dropout: float = Field(default=0.0, description="after embedding, attention and MLP")
     attention_dropout: float = Field(default=0.0, description="on attention probabilities; needs rsa")
+    chunked_head: bool = Field(default=False, description="assume that the logits are never whole")
     headroom: float = Field(default=0.05, description="share of the device memory to keep free")
 
 

@@ -37,6 +37,7 @@ class Capabilities(Spec):
         default="layers", description="what stages share evenly by default: layers, or matmuls with the head"
     )
     tp_copies_kv_heads: bool = Field(description="tp may exceed the kv heads; the copies are counted")
+    chunked_head: bool = Field(default=False, description="head and loss in chunks, logits never whole")
     min_microbatches_per_stage: int = Field(description="num_microbatches >= this x pp")
     vocab_multiple: int = Field(
         ge=0,

@@ -152,6 +152,13 @@ def _models(question: Question, layout: Layout) -> str:
     )
 
 
+def _chunked_head(question: Question, layout: Layout) -> str:
+    return (
+        f"{question.implementation.name} makes the logits whole, which --chunked-head assumes away; leave it "
+        "out. It is costed all the same."
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule("attention", "layout", _attention_broken, _attention),
     Rule("tp_sequence_parallel", "layout", _tp_sequence_parallel_broken, _tp_sequence_parallel),
@@ -224,6 +231,12 @@ RULES: tuple[Rule, ...] = (
             x.tp_sequence_parallel,
             q.implementation.capabilities.tp_sequence_parallel,
         ),
+    ),
+    Rule(
+        "trainer_chunked_head",
+        "trainer",
+        lambda q, t: q.train.chunked_head and not q.implementation.capabilities.chunked_head,
+        _chunked_head,
     ),
     Rule("trainer_hybrid_sharding", "trainer", _hybrid_broken, _hybrid),
     Rule("trainer_uneven_stages", "trainer", _uneven_broken, _uneven),

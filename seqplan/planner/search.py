@@ -12,6 +12,7 @@ from seqplan.planner.notes import assumptions, layout_warnings, position_warning
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.results import MemoryEstimate, Reason, ScoredLayout, Suggestion, TimeEstimate
 from seqplan.planner.scan import memory_text, scan
+from seqplan.planner.state_notes import states_note
 from seqplan.planner.time_model import time_estimate
 from seqplan.planner.typed_form import typed_flags
 from seqplan.planner.what_if import what_would_be_legal, what_would_fit
@@ -74,6 +75,8 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit = what_would_fit(question, pins)
     ranked = tuple(score(question, layout) for layout in found.best)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
+    shown = ranked[:1] or tuple(filter(None, [nearest]))
+    states = [states_note(question, one.layout, one.memory) for one in shown if one.memory is not None]
     padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []
     return Suggestion(
         pick=ranked[0] if ranked else None,
@@ -85,7 +88,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit=would_fit,
         nearest_miss=nearest,
         with_other_trainers=others,
-        notes=(*assumptions(question), *padding, *_pinned(pins)),
+        notes=(*assumptions(question), *states, *padding, *_pinned(pins)),
         warnings=tuple(text for text in warnings if text not in padding),
         elapsed_s=time.perf_counter() - start,
     )

@@ -29,6 +29,10 @@ from seqplan.planner.symbols import layout_values
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 
+LOGITS_CHUNK_BYTES = 2**26
+"""Logits of a chunk and what their loss makes of them: assumed, 16 Mi elements in fp32."""
+
+
 class Bundle:
     """Bytes by kind of tensors that come and go together; each a number or a column."""
 
@@ -91,6 +95,7 @@ class Inventory:
 
     def __init__(self, question: Question, table: LayoutTable) -> None:
         self.trainer = question.implementation
+        self.chunked_head = question.train.chunked_head
         self.table = table
         self.values = layout_values(question, table)
         self.parameters = rank_parameters(question, table)
@@ -156,7 +161,13 @@ class Inventory:
 
     @cached_property
     def _head(self) -> Bundle:
-        return Bundle(add_by_kind(self.trainer.head, self.values))
+        return Bundle(self._in_chunks(add_by_kind(self.trainer.head, self.values)))
+
+    def _in_chunks(self, by_kind: dict[str, Any]) -> dict[str, Any]:
+        """With a chunked head no more of the logits than a chunk, at any moment."""
+        if not self.chunked_head or "logits" not in by_kind:
+            return by_kind
+        return {**by_kind, "logits": np.minimum(by_kind["logits"], LOGITS_CHUNK_BYTES)}
 
     @cached_property
     def _working_of_every_stage(self) -> list[Any]:
@@ -171,7 +182,9 @@ class Inventory:
         sizes = [(row, row.size_bytes(values) if size is None else size) for row, size in rows]
         sizes = [(row, size) for row, size in sizes if np.any(size)]
         return {
-            moment: Bundle(sum_by_kind((row.kind, size) for row, size in sizes if moment in row.at))
+            moment: Bundle(
+                self._in_chunks(sum_by_kind((row.kind, size) for row, size in sizes if moment in row.at))
+            )
             for moment in MOMENTS
         }
 

@@ -45,6 +45,9 @@ class TrainSpec(Spec):
         default=0.0, ge=0.0, lt=1.0, description="after attention, MLP and embedding"
     )
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="on attention probabilities")
+    chunked_head: bool = Field(
+        default=False, description="head and loss in chunks of tokens, so that the logits are never whole"
+    )
     headroom_fraction: float = Field(
         default=0.0, ge=0.0, lt=1.0, description="share of the device memory that the user keeps free"
     )

@@ -1,7 +1,7 @@
 """What would make it fit: every line is found by really trying, never by a rule of thumb.
 
 Tried are: each pinned field let go, options that the trainer lacks, more GPUs (doubled up to 64 times),
-and shorter sequences. What was in the space anyway and is not enough is said as such.
+shorter sequences, and fewer layers. What was in the space anyway and is not enough is said as such.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from seqplan.planner.layout import AXES, Layout
 from seqplan.planner.layout_space import Choices, check_pins, trainer_choices
 from seqplan.planner.layout_table import RECOMPUTES
 from seqplan.planner.memory_model import memory_estimate
+from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.scan import GIB, Scan, scan
 from seqplan.planner.typed_form import typed_flag, typed_flags
@@ -34,6 +35,7 @@ def what_would_fit(question: Question, pins: Pins) -> tuple[str, ...]:
     lines += _with_missing_options(question, pins)
     lines += _with_more_gpus(question, pins)
     lines += _with_shorter_sequences(question, pins)
+    lines += _with_fewer_layers(question, pins)
     tried = _tried(question, pins)
     if tried:
         devices = f"{question.gpus} GPU{'s' * (question.gpus > 1)}"
@@ -130,6 +132,27 @@ def _with_shorter_sequences(question: Question, pins: Pins) -> list[str]:
         if layout is not None:
             return [f"seq_len={seq_len}: {_shown(shorter, layout)}"]
     return []
+
+
+def _with_fewer_layers(question: Question, pins: Pins) -> list[str]:
+    """How large a model of this shape fits: found by halving the layers that are in doubt."""
+    if pins.stage_layers is not None:
+        return []
+    model, fits, too_many = question.model, 0, question.model.num_layers
+    shown = ""
+    while too_many - fits > 1:
+        layers = (fits + too_many) // 2
+        smaller = ModelSpec.model_validate({**model.model_dump(), "num_layers": layers})
+        asked = question.model_copy(update={"model": smaller})
+        layout = _best(asked, pins)
+        if layout is None:
+            too_many = layers
+        else:
+            fits = layers
+            size = smaller.parameters() / 1e9
+            of = f"{layers} of the {model.num_layers} layers ({size:.1f} B parameters)"
+            shown = f"{of}: {_shown(asked, layout)}"
+    return [shown] if shown else []
 
 
 def _tried(question: Question, pins: Pins) -> str:
