@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from seqplan import __version__, cli_catalog, cli_limits
+from seqplan import __version__, cli_catalog, cli_limits, cli_verify
 from seqplan.cli_options import Ask, JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
 from seqplan.planner.layout import Layout, parse_degrees
 from seqplan.planner.question import Pins
@@ -50,6 +50,9 @@ def suggest(
     pins: Pins,
     top: TopFlag = 5,
     output: OutputFlag = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="simulate the pick's memory, as the command verify does")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Pick the fastest layout that fits, and say why.
@@ -59,21 +62,29 @@ def suggest(
     MODEL is a built-in name, a config.json or a folder that holds one; --cluster, --seq-len and
     --global-batch-size are needed. Every other flag named after a field of the layout pins that field.
     """
-    from seqplan import cli_inputs, render, render_suggestion
+    from seqplan import cli_inputs, render, render_suggestion, render_verification
     from seqplan.planner import plan, search
 
     if output is not None:
         plan.check_output_path(output)
+    if verify:
+        cli_verify.require_our_trainer(ask.implementation)
     asked = cli_inputs.read_question(model, ask)
     answer = search.suggest(asked.question, pins, top)
     said = {"notes": (*asked.notes, *answer.notes), "warnings": (*asked.warnings, *answer.warnings)}
     answer = answer.model_copy(update=said)
     if output is not None and answer.pick is not None:
         plan.save_plan(plan.make_plan(asked.question, answer.pick), output)
+    proof = None
+    if verify and answer.pick is not None:
+        proof = cli_verify.simulated(asked.question, answer.pick.layout)
     if as_json:
-        render.show_json(answer)
+        checked = {} if proof is None else {"verification": proof.model_dump(mode="json", by_alias=True)}
+        render.show_json({**answer.model_dump(mode="json", by_alias=True), **checked})
     else:
         render_suggestion.show_suggestion(answer, asked.question)
+        if proof is not None:
+            render_verification.show_proof(proof)
     if output is not None and answer.pick is not None:
         render.tell("written", [str(output)])
     if answer.pick is None:
@@ -181,6 +192,7 @@ def validate(
         raise typer.Exit(1)
 
 
+app.command()(cli_verify.verify)
 app.command()(cli_limits.limits)
 app.command()(cli_catalog.models)
 app.command()(cli_catalog.clusters)

@@ -90,7 +90,7 @@ def size(size_bytes: float) -> str:
     """Bytes with their unit: GiB, and MiB where GiB would show no figures; never zero for some."""
     if 0 < size_bytes < 0.05 * 2**20:
         return "< 0.1 MiB"
-    return f"{gib(size_bytes)} GiB" if size_bytes >= 0.1 * 2**30 else f"{size_bytes / 2**20:.1f} MiB"
+    return f"{gib(size_bytes)} GiB" if abs(size_bytes) >= 0.1 * 2**30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 def duration(seconds: float) -> str:

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seqplan.planner.layout import Layout
+from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.question import Question
 from seqplan.planner.schedule import one_f_one_b
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.planner.verification import Verification, compare
 from seqplan.runtime.kernel_device import kernels_of
 from seqplan.runtime.simulate_kinds import by_kind
 from seqplan.runtime.simulate_stage import (
@@ -60,6 +63,12 @@ class SimulatedStage:
     @property
     def allocated_bytes(self) -> float:
         return sum(self.by_kind.values())
+
+
+def verify(question: Question, layout: Layout) -> Verification:
+    """The estimate of every stage beside its simulation, on the device of the question's cluster."""
+    job = Job(question.model, question.train, layout, on_gpu=question.cluster.device.kind != "cpu")
+    return compare(memory_estimate(question, layout).stages, [stage.by_kind for stage in simulate(job)])
 
 
 def simulate(job: Job, whole: bool = False) -> list[SimulatedStage]:
@@ -111,14 +120,17 @@ def _recorded(job: Job, stage: int) -> tuple[Phase, Recording]:
 
 
 def recorded_layers(layout: Layout, count: int) -> tuple[int, ...]:
-    """The first, second and last layer of each run of equal ones: those that recompute, and the rest."""
+    """The first three and the last layer of each run of equal ones: those that recompute, and the rest.
+
+    FSDP2 gathers the next layer but one while a layer is computed, so the third is the first like all others.
+    """
     recomputed = 0
     if layout.recompute == "full":
         recomputed = count if layout.recompute_layers is None else min(layout.recompute_layers, count)
     chosen: set[int] = set()
     for start, stop in ((0, recomputed), (recomputed, count)):
         if stop > start:
-            chosen |= {start, min(start + 1, stop - 1), stop - 1}
+            chosen |= {*range(start, min(start + 3, stop)), stop - 1}
     return tuple(sorted(chosen))
 
 

@@ -17,16 +17,20 @@ Vector = NDArray[np.int64]
 
 INDEX = {kind: number for number, kind in enumerate(MEMORY_KINDS)}
 
-FUNCTION_KINDS: dict[Site, str] = {
-    ("pipeline", "_buffer"): "comm_buffers",
-    ("tensor_parallel", "_all_gather_tokens"): "comm_buffers",
-    ("data_parallel", "all_reduce_flat"): "comm_buffers",
-    # FSDP2's gathered weights, and what it reduces
+FSDP_KINDS: dict[Site, str] = {
+    # Gathered weights in whatever form, and what is reduced.
     ("_fsdp_collectives", "foreach_all_gather"): "weights",
     ("_fsdp_collectives", "foreach_reduce"): "comm_buffers",
     ("_fsdp_param", "init_all_gather_outputs"): "weights",
     ("_fsdp_param", "alloc_all_gather_outputs"): "weights",
     ("_fsdp_param", "init_unsharded_param"): "weights",
+}
+
+FUNCTION_KINDS: dict[Site, str] = {
+    ("pipeline", "_buffer"): "comm_buffers",
+    ("tensor_parallel", "_all_gather_tokens"): "comm_buffers",
+    ("data_parallel", "all_reduce_flat"): "comm_buffers",
+    ("data_parallel", "__init__"): "comm_buffers",
 }
 
 MODULE_KINDS: dict[str, str] = {
@@ -45,6 +49,8 @@ def kind_of(record: Record) -> str:
     """The kind that somebody said, or the one of the place."""
     if record.kind is not None:
         return record.kind
+    if record.site in FSDP_KINDS:
+        return FSDP_KINDS[record.site]
     if record.kept:
         return KEPT_MODULE_KINDS.get(record.site[0], "activations")
     return FUNCTION_KINDS.get(record.site) or MODULE_KINDS.get(record.site[0], "transient")

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
 
 from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
@@ -206,6 +207,8 @@ class FakeTrainer(Trainer):
         self.train_step(micro_batches, step)
         states = (value for state in self.optimizer.state.values() for value in state.values())
         self.tracker.classify((value for value in states if isinstance(value, Tensor)), "optimizer")
+        if step == 0:
+            self._watch_gathered()
 
     def _run(
         self, actions: list[Action], micro_batches: list[MicroBatch], seed: int | None
@@ -213,6 +216,16 @@ class FakeTrainer(Trainer):
         result = super()._run(actions, micro_batches, seed)
         self.tracker.mark("after actions")
         return result
+
+    def _watch_gathered(self) -> None:
+        """FSDP2's gathered weights, whose gradients come before the shards'; the first step makes them."""
+        for unit in self.stage.modules():
+            group = unit._get_fsdp_state()._fsdp_param_group if isinstance(unit, FSDPModule) else None
+            for parameter in group.fsdp_params if group is not None else ():
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter.unsharded_param.register_post_accumulate_grad_hook(
+                        lambda gathered: self.tracker.classify([gathered.grad], "gradients")
+                    )
 
     def _gradient_hook(self, name: str) -> Any:
         def hook(parameter: Tensor) -> None:

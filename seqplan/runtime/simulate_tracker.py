@@ -27,6 +27,8 @@ Site = tuple[str, str]
 """Module and function in which a storage was made: the innermost of this runtime or of FSDP2."""
 
 PLACES = ("seqplan/runtime/", "fsdp/_fully_shard/")
+HELPERS = ("allocate", "<listcomp>", "<genexpr>")
+"""Functions that say nothing about what they make; their callers do."""
 
 
 @dataclass(eq=False, slots=True)
@@ -165,8 +167,9 @@ def _site() -> Site:
     frame = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
-        if any(place in path for place in PLACES) and "/simulate" not in path:
-            return path.rsplit("/", 1)[1].removesuffix(".py"), frame.f_code.co_name
+        name = frame.f_code.co_name
+        if any(place in path for place in PLACES) and "/simulate" not in path and name not in HELPERS:
+            return path.rsplit("/", 1)[1].removesuffix(".py"), name
         if frame.f_back is None:
             break
         frame = frame.f_back

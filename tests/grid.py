@@ -1,0 +1,202 @@
+"""Estimate against simulation over a grid of models, layouts and options.
+
+The estimate is a formula's, the truth the real training step on fake tensors. `python -m tests.grid`
+(make grid) runs all of it, the tests a part.
+
+Points are drawn with a fixed seed from lists of options and kept where our trainer can run them, so that rare
+combinations occur that nobody would write down.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.layout_table import from_layout
+from seqplan.planner.legality import run_reasons
+from seqplan.planner.memory_model import _case_by_kind, memory_table
+from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.question import Question
+from tests.planner import formula_cases
+
+SIZE = 240
+REDUCED_STEP = 6
+"""The tests take every sixth point."""
+
+MEDIAN, WORST = 0.01, 0.03
+"""Relative differences that must hold over the grid."""
+
+SEED = 20210513
+
+MODELS: dict[str, ModelSpec] = {
+    "llama-like": formula_cases.decoder(
+        num_layers=8, hidden_size=2048, ffn_hidden_size=5632, num_attention_heads=32, num_kv_heads=8,
+        vocab_size=32000,
+    ),
+    "qwen3-like": formula_cases.decoder(
+        num_layers=8, hidden_size=1024, ffn_hidden_size=3072, num_attention_heads=16, num_kv_heads=8,
+        head_dim=128, vocab_size=50000, qk_norm="per_head", tied_embeddings=True,
+    ),
+    "gpt2-like": formula_cases.gpt(8, 1024, 16, 50257, 16384),
+    "bert-like": formula_cases.encoder(
+        num_layers=8, hidden_size=1024, heads=16, vocab_size=30522, positions=16384, head_dim=64,
+        ffn_hidden_size=4096,
+    ),
+}  # fmt: skip
+
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "model": tuple(MODELS),
+    "device": ("cuda", "cuda", "cuda", "cpu"),
+    "seq_len": (512, 1024, 2048, 4096, 8192),
+    "dp": (1, 1, 2, 4, 8, 16),
+    "pp": (1, 1, 2, 4, 8),
+    "tp": (1, 1, 2, 4, 8),
+    "sp": (1, 1, 2, 4, 8),
+    "micro_batch_size": (1, 1, 2, 4),
+    "num_microbatches": (1, 2, 4, 9),
+    "attention": ("ring", "ring", "rsa"),
+    "kernel": (None, None, None, "math"),
+    "recompute": ("none", "none", "full"),
+    "recompute_layers": (None, None, 1),
+    "zero_stage": (0, 0, 2, 3),
+    "precision": ("bf16", "bf16", "fp32"),
+    "tp_sequence_parallel": (False, True),
+    "hidden_dropout": (0.0, 0.0, 0.1),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One question with one layout."""
+
+    name: str
+    question: Question
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Estimate over simulation less one, of the stage where it is largest."""
+
+    name: str
+    total: float
+    activations: float
+    stage: int
+    kinds: dict[str, tuple[float, float]]
+    """Estimated and simulated bytes of that stage."""
+
+
+def points() -> list[Point]:
+    """The whole grid, the same in every run."""
+    draw = random.Random(SEED)
+    found: dict[str, Point] = {}
+    while len(found) < SIZE:
+        point = _point({name: draw.choice(values) for name, values in OPTIONS.items()})
+        if point is not None and not run_reasons(point.question, point.layout):
+            found.setdefault(point.name, point)
+    return list(found.values())
+
+
+def _point(chosen: dict[str, Any]) -> Point | None:
+    world_size = chosen["dp"] * chosen["pp"] * chosen["tp"] * chosen["sp"]
+    if world_size > 1024 or chosen["seq_len"] * chosen["micro_batch_size"] // chosen["sp"] < 256:
+        return None
+    if chosen["sp"] == 1 and chosen["attention"] == "ring":
+        chosen["attention"] = "none"
+    if chosen["attention"] == "rsa" and chosen["kernel"] is None:
+        chosen["kernel"] = "math"
+    elif chosen["kernel"] is None and chosen["device"] == "cuda":
+        chosen["kernel"] = "flash" if chosen["precision"] == "bf16" else "efficient"
+    if chosen["attention"] == "rsa" and chosen["seq_len"] > 2048:  # tens of thousands of tiles
+        return None
+    if chosen["recompute"] == "none":
+        chosen["recompute_layers"] = None
+    if chosen["tp"] == 1:
+        chosen["tp_sequence_parallel"] = False
+    asked = formula_cases.question(
+        MODELS[chosen["model"]],
+        seq_len=chosen["seq_len"],
+        global_batch_size=chosen["dp"] * chosen["micro_batch_size"] * chosen["num_microbatches"],
+        gpus=world_size,
+        on=formula_cases.cluster(kind=chosen["device"], num_nodes=128),
+        precision=chosen["precision"],
+        hidden_dropout=chosen["hidden_dropout"],
+    )
+    fields = {name: chosen[name] for name in OPTIONS if name in Layout.model_fields}
+    name = " ".join(f"{name}={value}" for name, value in chosen.items() if value not in (None, False, 0.0))
+    return Point(name, asked, complete_layout(asked, fields))
+
+
+def difference(point: Point) -> Difference:
+    """Estimate against simulation of every stage of one point."""
+    import torch
+
+    from seqplan.runtime.simulate import Job, simulate
+
+    torch.set_num_threads(1)
+    asked, layout = point.question, point.layout
+    job = Job(asked.model, asked.train, layout, on_gpu=asked.cluster.device.kind != "cpu")
+    memory = memory_table(asked, from_layout(layout, asked.train), every_stage=True)
+    worst = Difference(point.name, 0.0, 0.0, 0, {})
+    activations = 0.0
+    for stage, simulated in enumerate(simulate(job)):
+        cases = [_case_by_kind(case, 1) for at, _, case in memory.cases if at == stage]
+        totals = [float(sum(np.sum(value) for value in case.values())) for case in cases]
+        peak = cases[int(np.argmax(totals))]
+        total = max(totals) / simulated.allocated_bytes - 1.0
+        kept = sum(max(float(case[kind][0]) for case in cases) for kind in ("activations", "attention"))
+        largest = simulated.largest_by_kind
+        this = kept / (largest["activations"] + largest["attention"]) - 1.0
+        activations = max(activations, this, key=abs)
+        if abs(total) >= abs(worst.total):
+            kinds = {kind: (float(peak[kind][0]), size) for kind, size in simulated.by_kind.items()}
+            worst = Difference(point.name, total, 0.0, stage, kinds)
+    return Difference(worst.name, worst.total, activations, worst.stage, worst.kinds)
+
+
+def broken(differences: list[Difference]) -> list[str]:
+    """What does not hold, in lines; empty where all does."""
+    lines = []
+    for what in ("total", "activations"):
+        sizes = [abs(getattr(each, what)) for each in differences]
+        if statistics.median(sizes) > MEDIAN:
+            lines.append(f"median difference of {what}: {statistics.median(sizes):.2%} > {MEDIAN:.0%}")
+        lines += [
+            f"{what} {getattr(each, what):+.2%} at stage {each.stage}: {each.name}"
+            for each in sorted(differences, key=lambda each: -abs(getattr(each, what)))
+            if abs(getattr(each, what)) > WORST
+        ]
+    return lines
+
+
+def main() -> int:
+    """The whole grid, on all cores."""
+    start = time.monotonic()
+    chosen = points()
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        found = list(pool.map(difference, chosen, chunksize=4))
+    for each in sorted(found, key=lambda each: -abs(each.total))[:10]:
+        kinds = ", ".join(
+            f"{k} {e / 2**20:.1f}/{s / 2**20:.1f}" for k, (e, s) in each.kinds.items() if e or s
+        )
+        print(f"{each.total:+.2%} {each.activations:+.2%} stage {each.stage} {each.name}\n    MiB {kinds}")
+    for what in ("total", "activations"):
+        sizes = sorted(abs(getattr(each, what)) for each in found)
+        print(f"{what}: median {statistics.median(sizes):.2%}, worst {sizes[-1]:.2%}")
+    lines = broken(found)
+    print(*lines, f"{len(found)} points in {time.monotonic() - start:.0f} s", sep="\n")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
