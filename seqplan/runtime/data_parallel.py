@@ -67,7 +67,7 @@ class ReplicatedStates:
         self.buckets = _buckets(list(reversed(self.masters)), self.masters)
         self.bucket_of = {name: index for index, names in enumerate(self.buckets) for name in names}
         self.missing: list[int] = []
-        self.reductions: list[_Reduction] = []
+        self.reduction: _Reduction | None = None
         for name, copy in self.copies.items():
             # Weakly: autograd hides its hooks from the garbage collector, so a cycle would never be freed.
             copy.register_post_accumulate_grad_hook(partial(_take_gradient, ref(self), name))
@@ -87,7 +87,13 @@ class ReplicatedStates:
             self.missing[bucket] -= 1
             if self.missing[bucket] == 0:
                 grads = [_local(cast(Tensor, self.masters[each].grad)) for each in self.buckets[bucket]]
-                self.reductions.append(_Reduction(grads, self.group))
+                self._wait()  # one at a time: each is a copy of its gradients
+                self.reduction = _Reduction(grads, self.group)
+
+    def _wait(self) -> None:
+        if self.reduction is not None:
+            self.reduction.wait()
+        self.reduction = None
 
     def before_backward(self, last: bool) -> None:
         if last and self.replication > 1:
@@ -96,9 +102,7 @@ class ReplicatedStates:
     def finish(self) -> None:
         assert not any(self.missing), "a parameter had no gradient in the last backward"
         self.missing = []
-        for reduction in self.reductions:
-            reduction.wait()
-        self.reductions = []
+        self._wait()
 
     @torch.no_grad()
     def publish(self) -> None:
