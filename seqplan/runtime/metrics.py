@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -74,7 +73,7 @@ class RunSummary(Spec):
 
 
 class MetricsFile:
-    """metrics.jsonl of one run, one flushed line a step. What an earlier run left becomes metrics.1.jsonl, ..."""
+    """metrics.jsonl of one run, one flushed line a step. An earlier run's becomes metrics.1.jsonl, ..."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
