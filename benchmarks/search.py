@@ -26,7 +26,7 @@ from seqplan.planner.layout_space import trainer_choices
 from seqplan.planner.legality import sieve
 from seqplan.planner.peak_memory import peak_memory
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.scan import CHUNK_CELLS, scan
+from seqplan.planner.scan import row_chunks, scan
 from seqplan.planner.search import score
 from seqplan.planner.time_model import time_table
 from seqplan.planner.train_spec import TrainSpec
@@ -75,9 +75,7 @@ def cost_everything(asked: Question, compare: bool) -> Costed:
         done.candidates += grid.count(True)
         legal = np.asarray(sieve(asked, grid.table).runnable & (grid.weight > 0))
         rows = np.flatnonzero(legal.reshape(-1, legal.shape[-1]).any(axis=0))
-        step = max(CHUNK_CELLS // int(np.prod(grid.table.shape[:-1])), 1)
-        for start in range(0, len(rows), step):
-            chosen = rows[start : start + step]
+        for chosen in row_chunks(grid.table, rows):
             part = grid.take(chosen)
             cells = np.broadcast_to(legal[..., chosen], part.table.shape)
             memory = peak_memory(asked, part.table)

@@ -109,6 +109,8 @@ def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
             f"time {duration(scored.time.step_time_s)} a step, {rate}, MFU {percent(scored.time.mfu)}"
         )
         lines.append(f"why: {why(answer, scored)}")
+    if answer.sensitivity is not None:
+        lines.append(answer.sensitivity.text)
     return block(f"Pick: {degrees(scored.layout)}", lines, "bold green")
 
 
@@ -190,9 +192,19 @@ def best(answer: Suggestion) -> Group:
 
 
 def others(answer: Suggestion) -> Group | None:
+    """What the chosen trainer cannot run: the fastest where it runs nothing, else what beats the pick."""
     if not answer.with_other_trainers:
         return None
-    return ranking("Costed, but the chosen trainer cannot run these", answer.with_other_trainers)
+    if answer.pick is None or answer.pick.time is None:
+        return ranking("Costed, but the chosen trainer cannot run these", answer.with_other_trainers)
+    ours, rows = answer.pick.time.step_time_s, []
+    for number, scored in enumerate(answer.with_other_trainers, 1):
+        assert scored.time is not None
+        less = percent(1 - scored.time.step_time_s / ours)
+        lacks = "; ".join(reason.message.split(";")[0] for reason in scored.reasons)
+        rows.append([*row(number, scored), less, lacks])
+    title = "Faster than the pick, but the chosen trainer cannot run these (memory as by its own tensors)"
+    return table(title, (*COLUMNS, "less", "lacks"), rows, left=("lacks",))
 
 
 def stage_bars(title: str, stage: StageMemory) -> Group:

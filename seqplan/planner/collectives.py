@@ -69,10 +69,21 @@ class Network:
         )
 
     def group(self, table: LayoutTable, axes: tuple[str, ...]) -> Group:
-        """The ranks that differ in `axes` only."""
+        """The ranks that differ in `axes` only; of a table in several orders a row of groups for each."""
+        if (self, axes) not in table.groups:
+            found = [self._group(table, order, axes) for order in (table.mesh_order, *table.more_orders)]
+            if table.more_orders:
+                shape = (len(found), 1, 1, len(table))
+                size, per_node = ([group.size for group in found], [group.ranks_per_node for group in found])
+                found = [Group(np.reshape(size, shape), np.reshape(per_node, shape))]
+            table.groups[self, axes] = found[0]
+        group: Group = table.groups[self, axes]
+        return group
+
+    def _group(self, table: LayoutTable, order: tuple[str, ...], axes: tuple[str, ...]) -> Group:
         size, per_node, block = np.ones(len(table)), np.ones(len(table)), np.ones(len(table))
         stride = np.ones(len(table))
-        for axis in reversed(table.mesh_order):
+        for axis in reversed(order):
             degree = table.degree(axis).astype(np.float64)
             if axis in axes:
                 size = size * degree

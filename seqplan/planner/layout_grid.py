@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -50,6 +51,12 @@ class Grid:
         missing = 1 if mask.ndim == 3 and mask.shape[0] > 1 else self.table.shape[0]
         return int((mask * self.weight).sum()) * missing
 
+    def in_orders(self, rows: Bools) -> tuple[LayoutTable, tuple[tuple[tuple[str, ...], Bools], ...]]:
+        """Some rows as one table in all the orders that any of them has, and each order's own of them."""
+        orders = tuple((order, own[rows]) for order, own in self.orders if own[rows].any())
+        names = [order for order, _ in orders]
+        return replace(self.table.take(rows), mesh_order=names[0], more_orders=tuple(names[1:])), orders
+
     def example(self, cells: ArrayLike) -> LayoutTable:
         """The first candidate of a mask, as a table of one row."""
         mask = np.broadcast_to(np.asarray(cells) & (self.weight > 0), self.table.shape)
@@ -80,6 +87,7 @@ def candidate_grids(question: Question, pins: Pins, has: Choices) -> Iterator[Gr
             options = np.array(recompute_options(layers, pins, has), dtype=np.int64).reshape(-1, 2)
             recompute, recompute_layers = options.T[:, :, None, None]
             for schedule, chunks in schedules(question, pp, layers, pins, has):
+                columns: dict[str, Any] = {**sharding, **rows}
                 table = LayoutTable(
                     pp=pp,
                     stage_layers=layers,
@@ -89,8 +97,7 @@ def candidate_grids(question: Question, pins: Pins, has: Choices) -> Iterator[Gr
                     mesh_order=orders[0],
                     recompute=recompute,
                     recompute_layers=recompute_layers,
-                    **sharding,
-                    **rows,
+                    **columns,
                 )
                 yield Grid(table, weight * sum(own.astype(np.int64) for _, own in distinct), distinct)
 

@@ -51,6 +51,19 @@ def trainer_choices(question: Question) -> Choices:
     )
 
 
+def all_choices(question: Question) -> Choices:
+    """What any trainer might run. gpipe is left out: the time of 1f1b, and never less memory."""
+    return Choices(
+        recompute=RECOMPUTES,
+        zero_stages=(0, 1, 2, 3),
+        attention=("none", "ring", "rsa"),
+        tp_sequence_parallel=(False, True),
+        schedules=("none", "1f1b", "interleaved", "zbv"),
+        partial_recompute=True,
+        hybrid_sharding=True,
+    )
+
+
 def check_pins(question: Question, pins: Pins) -> None:
     """Pinned degrees must leave a whole number of GPUs to the others."""
     pinned = {axis: degree for axis in AXES if (degree := getattr(pins, axis)) is not None}

@@ -66,6 +66,8 @@ class LayoutTable:
     attention: Ints
     kernel: Ints
     tp_sequence_parallel: Ints
+    more_orders: tuple[tuple[str, ...], ...] = ()
+    """Further orders of the mesh, after `mesh_order`: an axis of their own in front of a grid's three."""
 
     def __post_init__(self) -> None:
         assert self.shape[-1] == len(self.dp), "columns of unequal length"
@@ -73,7 +75,13 @@ class LayoutTable:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """(n,) of a flat table; of a grid its leading axes too."""
-        return np.broadcast_shapes(*(getattr(self, name).shape for name in COLUMNS))
+        orders = ((1 + len(self.more_orders), 1, 1, 1),) if self.more_orders else ()
+        return np.broadcast_shapes(*(getattr(self, name).shape for name in COLUMNS), *orders)
+
+    @cached_property
+    def groups(self) -> dict[Any, Any]:
+        """Where the groups of ranks lie, by network and axes: collectives.py finds out once for a table."""
+        return {}
 
     def __len__(self) -> int:
         return self.shape[-1]
@@ -109,6 +117,7 @@ class LayoutTable:
 
     def flat(self, cells: ArrayLike | None = None) -> LayoutTable:
         """The cells of a grid (a mask of its shape, or places in it; all of them) as a flat table."""
+        assert not self.more_orders, "rows of a table share the order of the mesh"
         chosen = np.ones(self.shape, dtype=np.bool_) if cells is None else np.asarray(cells)
         where = np.nonzero(chosen) if chosen.dtype == np.bool_ else np.unravel_index(chosen, self.shape)
         columns: dict[str, Any] = {

@@ -51,11 +51,11 @@ def simplicity(table: LayoutTable) -> list[NDArray[np.float64]]:
 class Leaders:
     """The best `top` of all that was added."""
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, faster_than_s: float = np.inf) -> None:
         self.top = top
         self._rows: list[Row] = []
-        self.worst_s = np.inf
-        """A slower layout cannot enter any more."""
+        self.worst_s = faster_than_s
+        """A slower layout cannot enter, or not any more."""
         self._tables = 0
 
     def add(self, table: LayoutTable, step_time_s: Floats, cells: Bools) -> None:

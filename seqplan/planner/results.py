@@ -98,6 +98,23 @@ class Rejected(Spec):
     example: str
 
 
+class SensitivityChange(Spec):
+    """A rate that would change the pick."""
+
+    rate: str
+    factor: float = Field(description="of the profile's rate")
+    layout: Layout = Field(description="the pick then")
+    gain_fraction: float = Field(description="of the step time that today's pick would take then")
+
+
+class Sensitivity(Spec):
+    """Whether the pick stays the pick when rates are 20 % lower or higher."""
+
+    verdict: Literal["stable", "close call"]
+    text: str
+    changes: tuple[SensitivityChange, ...]
+
+
 class Suggestion(Spec):
     """The answer of `suggest`."""
 
@@ -111,6 +128,7 @@ class Suggestion(Spec):
     would_fit: tuple[str, ...] = Field(description="when nothing fits: what would make the nearest miss fit")
     nearest_miss: ScoredLayout | None = None
     with_other_trainers: tuple[ScoredLayout, ...] = ()
+    sensitivity: Sensitivity | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     elapsed_s: float

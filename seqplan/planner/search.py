@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from seqplan.planner.beyond_trainer import faster_elsewhere
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import check_pins, trainer_choices
 from seqplan.planner.legality import Verdict, verdict
@@ -12,10 +13,14 @@ from seqplan.planner.notes import assumptions, layout_warnings, position_warning
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.results import MemoryEstimate, Reason, ScoredLayout, Suggestion, TimeEstimate
 from seqplan.planner.scan import memory_text, scan
+from seqplan.planner.sensitivity import SEEN, sensitivity
 from seqplan.planner.state_notes import states_note
 from seqplan.planner.time_model import time_estimate
 from seqplan.planner.typed_form import typed_flags
 from seqplan.planner.what_if import what_would_be_legal, what_would_fit
+
+BEYOND_SHOWN = 3
+"""Layouts of other trainers that are shown beside the pick."""
 
 
 def score(question: Question, layout: Layout) -> ScoredLayout:
@@ -60,7 +65,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     pins = pins or Pins()
     check_pins(question, pins)
     choices = trainer_choices(question)
-    found = scan(question, pins, choices, top)
+    found = scan(question, pins, choices, max(top, SEEN))
     others: tuple[ScoredLayout, ...] = ()
     would_fit: tuple[str, ...] = ()
     nearest: ScoredLayout | None = None
@@ -73,7 +78,10 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         assert found.nearest is not None
         nearest = score(question, found.nearest)
         would_fit = what_would_fit(question, pins)
-    ranked = tuple(score(question, layout) for layout in found.best)
+    ranked = tuple(score(question, layout) for layout in found.best[: max(top, 1)])
+    if ranked and ranked[0].time is not None:
+        beyond = faster_elsewhere(question, pins, ranked[0].time.step_time_s, BEYOND_SHOWN)
+        others = tuple(score(question, layout) for layout in beyond)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
     shown = ranked[:1] or tuple(filter(None, [nearest]))
     states = [states_note(question, one.layout, one.memory) for one in shown if one.memory is not None]
@@ -88,6 +96,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit=would_fit,
         nearest_miss=nearest,
         with_other_trainers=others,
+        sensitivity=sensitivity(question, found.best) if found.best else None,
         notes=(*assumptions(question), *states, *padding, *_pinned(pins)),
         warnings=tuple(text for text in warnings if text not in padding),
         elapsed_s=time.perf_counter() - start,

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqplan.planner.beyond_trainer import LEAST_GAIN, faster_elsewhere
 from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_grid import candidate_grids, candidate_tables
 from seqplan.planner.layout_space import trainer_choices
-from seqplan.planner.legality import sieve
+from seqplan.planner.legality import sieve, verdict
 from seqplan.planner.peak_memory import peak_memory
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.scan import scan
-from seqplan.planner.search import score
+from seqplan.planner.search import score, suggest
 from seqplan.planner.time_model import time_table
 from tests.planner.formula_cases import CAPABILITIES, our_trainer
 from tests.planner.samples import cluster, decoder, encoder, question
@@ -156,6 +157,62 @@ def test_the_leaders_are_those_of_a_loop_over_every_candidate(
     assert len(set(answer.best)) == len(answer.best) == min(top, len(best))
     assert set(answer.best) <= {layout for _, layout in found}
     assert not any(dominated(layout, fits) for layout in answer.best)
+
+
+LIMITED: dict[str, Any] = {
+    "recompute": ("none",),
+    "schedules": ("none", "1f1b"),
+    "zero_stages": (0, 3),
+    "attention": ("none", "ring"),
+}
+"""A trainer that lacks much: what it cannot run is searched by bounds."""
+
+
+@pytest.mark.parametrize("asked", WORLDS, ids=WORLD_IDS)
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.5], ids=["near the best", "the pick", "far"])
+def test_what_beats_the_pick_elsewhere_is_found_by_bounds(asked: Question, factor: float) -> None:
+    """Against every candidate of every trainer, costed one row at a time."""
+    trainer = asked.implementation
+    lacks = {**LIMITED, "hybrid_sharding": False, "partial_recompute": False}
+    limited = trainer.model_copy(update={"capabilities": trainer.capabilities.model_copy(update=lacks)})
+    question_ = asked.model_copy(update={"implementation": limited})
+    pick = scan(question_, Pins(), trainer_choices(question_), top=1).best[0]
+    pick_time = score(question_, pick).time
+    assert pick_time is not None
+    limit_s, top = pick_time.step_time_s * factor, 8
+    found = [each for each in fitting(asked, Pins())[1] if not verdict(question_, each[1]).runnable]
+    fits: dict[Any, list[tuple[int, str]]] = {}
+    for _, layout in found:
+        fits.setdefault(family(layout), []).append(recomputation(layout))
+    faster = [
+        (seconds, layout)
+        for seconds, layout in sorted(found, key=lambda each: each[0])
+        if seconds < limit_s * (1 - LEAST_GAIN) and not dominated(layout, fits)
+        if layout.schedule != "gpipe"
+    ]
+    wanted = [seconds for seconds, _ in without_twins(faster)[:top]]
+    answer = faster_elsewhere(question_, Pins(), limit_s, top)
+    times = [step.step_time_s for layout in answer if (step := score(question_, layout).time)]
+    assert times == pytest.approx(wanted, rel=1e-5)
+    assert wanted or factor <= 1
+    assert not any(verdict(question_, layout).runnable for layout in answer)
+
+
+def test_the_pick_is_runnable_and_what_beats_it_stands_apart() -> None:
+    asked = WORLDS[0]
+    trainer = asked.implementation
+    limited = trainer.model_copy(update={"capabilities": trainer.capabilities.model_copy(update=LIMITED)})
+    answer = suggest(asked.model_copy(update={"implementation": limited}), top=3)
+    assert answer.pick is not None
+    assert answer.pick.runnable
+    assert answer.pick.time is not None
+    assert answer.with_other_trainers
+    for scored in answer.with_other_trainers:
+        assert scored.fits
+        assert not scored.runnable
+        assert scored.reasons
+        assert scored.time is not None
+        assert scored.time.step_time_s < answer.pick.time.step_time_s
 
 
 def test_an_order_of_axes_that_are_not_there_is_no_order() -> None:
