@@ -30,6 +30,7 @@ def check_plot_path(path: Path) -> None:
 
 def plot_limits(answer: Limits, path: Path) -> None:
     """Draw the values of every family; both axes logarithmic, so that a straight line is a power."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -45,7 +46,8 @@ def plot_limits(answer: Limits, path: Path) -> None:
             axes.plot(devices, values, marker="o", label=family)
     shown = sorted({limit.gpus for limit in answer.limits})
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xticks(shown, [str(gpus) for gpus in shown])
     axes.minorticks_off()
     axes.set_xlabel(f"devices of {answer.cluster}")
@@ -56,4 +58,5 @@ def plot_limits(answer: Limits, path: Path) -> None:
     axes.grid(visible=True, alpha=0.3)
     if answer.best:
         axes.legend(title="layouts")
-    figure.savefig(path)
+    with rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(path)
