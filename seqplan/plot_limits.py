@@ -12,6 +12,9 @@ from seqplan.planner.limits import NAMES, Limits
 
 SUFFIXES = (".svg", ".png")
 
+STYLES = ("o-", "s--", "^-.", "D:")
+"""Lines often lie upon one another: where tp and sp are equally good, or all is sp x pp."""
+
 
 def check_plot_path(path: Path) -> None:
     """Refuse a chart that could not be written, before anything is searched."""
@@ -35,7 +38,8 @@ def plot_limits(answer: Limits, path: Path) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
-    for family in dict.fromkeys(limit.family for limit in answer.limits):
+    families = dict.fromkeys(limit.family for limit in answer.limits)
+    for number, family in enumerate(families):
         points = [
             (limit.gpus, limit.value)
             for limit in answer.limits
@@ -43,7 +47,7 @@ def plot_limits(answer: Limits, path: Path) -> None:
         ]
         if points:
             devices, values = zip(*points, strict=True)
-            axes.plot(devices, values, marker="o", label=family)
+            axes.plot(devices, values, STYLES[number % len(STYLES)], label=family)
     shown = sorted({limit.gpus for limit in answer.limits})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
