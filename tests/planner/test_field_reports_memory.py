@@ -11,61 +11,17 @@ from typing import Any
 
 import pytest
 
-from seqplan import profiles
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.fewest_devices import fewest_devices
-from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.layout import Layout
-from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.question import Pins, Question
-from seqplan.planner.results import MemoryEstimate, Suggestion
+from seqplan.planner.question import Pins
+from seqplan.planner.results import Suggestion
 from seqplan.planner.search import score, suggest
-from seqplan.planner.state_notes import STATE_KINDS, bytes_per_parameter, states_note
-from seqplan.planner.train_spec import TrainSpec
+from seqplan.planner.state_notes import bytes_per_parameter, states_note
+from tests.planner.memory_reports import ask, estimate, held, worst
 from tests.planner.samples import GIB, cluster, decoder, gpt2, layout, old_cluster
-
-HEADROOM = 0.05
-"""What the command line keeps free by default."""
 
 MEGATRON: dict[str, Any] = {"precision": "fp16", "hidden_dropout": 0.1, "attention_dropout": 0.1}
 """How Megatron's scripts of 2021 train."""
-
-
-def ask(
-    model: str | ModelSpec,
-    where: str | ClusterSpec,
-    gpus: int,
-    trainer: str = "seqplan",
-    *,
-    seq_len: int = 1024,
-    batch: int = 8,
-    **train: Any,
-) -> Question:
-    spec = profiles.load_model(model)[0] if isinstance(model, str) else model
-    machines = profiles.load_cluster(where) if isinstance(where, str) else where
-    given: dict[str, Any] = {"headroom_fraction": HEADROOM, **train}
-    return Question(
-        model=spec,
-        cluster=machines.for_gpus(gpus),
-        gpus=gpus,
-        train=TrainSpec(seq_len=seq_len, global_batch_size=batch, **given),
-        implementation=profiles.load_implementation(trainer),
-    )
-
-
-def estimate(asked: Question, **fields: Any) -> tuple[Layout, MemoryEstimate]:
-    chosen = layout(asked, **fields)
-    memory = score(asked, chosen).memory
-    assert memory is not None
-    return chosen, memory
-
-
-def worst(memory: MemoryEstimate) -> dict[str, float]:
-    return memory.stages[memory.worst_stage].by_kind
-
-
-def held(by_kind: dict[str, float]) -> float:
-    return sum(by_kind[kind] for kind in STATE_KINDS)
 
 
 def rtx3090_box() -> ClusterSpec:
@@ -261,67 +217,3 @@ def test_7b_on_4_t4() -> None:
     assert 16 * asked.model.parameters() == pytest.approx(108e9, rel=0.01)
     assert "LoRA and offload are out of scope" in said(answer)
     assert "GiB too much by itself" in said(answer)
-
-
-# The head
-
-
-def test_logits_of_32k_tokens() -> None:
-    """Automodel#3907: 32768 x 128256 x 4 B = 16.8 GB on a line of its own."""
-    in_fp32 = ask("llama3.2-1b", "dgx-h100", 1, seq_len=32768, batch=1, precision="fp32")
-    logits = worst(estimate(in_fp32)[1])["logits"]
-    assert logits == pytest.approx(32768 * 128256 * 4, rel=0.01)
-    # Half in bf16; a trainer that makes fp32 logits of them has at least the 16.8 GB again.
-    in_bf16 = ask("llama3.2-1b", "dgx-h100", 1, seq_len=32768, batch=1)
-    assert worst(estimate(in_bf16)[1])["logits"] == pytest.approx(8.4e9, rel=0.02)
-    upcast = ask("llama3.2-1b", "dgx-h100", 1, "nanotron", seq_len=32768, batch=1)
-    assert worst(estimate(upcast)[1])["logits"] >= 16.8e9
-
-
-@pytest.mark.parametrize("trainer", ["seqplan", "nanotron", "megatron-core", "torchtitan"])
-def test_a_head_that_never_makes_its_logits_whole(trainer: str) -> None:
-    """LongVA#19: 43 GB became 8; an assumption that a flag makes, and that no trainer here fulfils."""
-    whole = ask("llama3.2-1b", "dgx-h100", 1, trainer, seq_len=32768, batch=1)
-    chunked = whole.model_copy(update={"train": whole.train.model_copy(update={"chunked_head": True})})
-    before, after = (estimate(asked)[1] for asked in (whole, chunked))
-    assert before.allocated_bytes - after.allocated_bytes > 0.9 * 32768 * 128256 * 2 - held_back(
-        before, after
-    )
-    assert worst(after)["logits"] <= 2 * 2**26
-    scored = score(chunked, layout(chunked))
-    assert not scored.runnable
-    assert any("--chunked-head assumes away" in reason.message for reason in scored.reasons)
-
-
-def held_back(before: MemoryEstimate, after: MemoryEstimate) -> float:
-    """What else is there at the moment that is the fullest without the logits."""
-    return sum(
-        max(size - worst(before)[kind], 0.0) for kind, size in worst(after).items() if kind != "logits"
-    )
-
-
-# What moves the estimate
-
-
-def test_the_estimate_moves_with_length_batch_ring_and_recompute() -> None:
-    """ROCm Megatron-LM#161: a flat 82 GiB of head-room was replaced by a formula."""
-
-    def peak(seq_len: int, **fields: Any) -> float:
-        asked = ask("llama3-8b", "dgx-h100", 8, seq_len=seq_len, batch=8)
-        return estimate(asked, zero_stage=3, **fields)[1].peak_bytes
-
-    at_4k = peak(4096, dp=8)
-    assert peak(131072, dp=8) > 10 * at_4k
-    assert peak(4096, dp=4, tp=2) != at_4k
-    assert peak(4096, dp=1, sp=8, micro_batch_size=8) > 1.5 * peak(4096, dp=1, sp=8)
-    assert peak(131072, sp=8) < peak(131072, dp=4, sp=2) < peak(131072, dp=8)
-    assert peak(131072, dp=8, recompute="full") < 0.5 * peak(131072, dp=8)
-
-
-def test_chunked_head_is_no_secret_capability() -> None:
-    """The flag is an assumption about a trainer: none of the built-in ones claims it without a test."""
-    trainers: list[ImplementationSpec] = [
-        profiles.load_implementation(name)
-        for name in ("seqplan", "megatron-2021", "megatron-core", "nanotron")
-    ]
-    assert not any(trainer.capabilities.chunked_head for trainer in trainers)
