@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.runtime.modules import local
+from seqplan.runtime.weights import local_ranges
 from tests.ranks import run_ranks
 from tests.runtime import parity
 from tests.runtime.reference_model import gradients, make_batch
@@ -28,7 +31,18 @@ RELATIVE = 1e-9
 FLOAT32_RELATIVE = 1e-4
 """float32 rounding through 8 layers gives about 3e-6."""
 
-MODELS = {"decoder": parity.decoder, "encoder": parity.encoder, "gpt2": parity.gpt2_like}
+
+def qwen_like() -> ModelSpec:
+    """Norms of q and k, whose gradients each tp rank has for its own heads only; biases of q, k and v."""
+    return parity.decoder(num_layers=2, qk_norm="per_head", qkv_bias=True)
+
+
+MODELS = {
+    "decoder": parity.decoder,
+    "encoder": parity.encoder,
+    "gpt2": parity.gpt2_like,
+    "qwen": qwen_like,
+}
 
 Case = tuple[tuple[int, int, int, int], dict[str, Any]]
 
@@ -123,10 +137,18 @@ def test_float32_takes_other_collectives() -> None:
     check(WORLD, "decoder", cases, torch.float32, relative=FLOAT32_RELATIVE)
 
 
-def test_without_padding_and_with_three_ring_ranks() -> None:
-    # A batch without padding carries no mask at all; 3 ranks do not divide a power of two.
-    batch_cases: list[Case] = [((1, 1, 1, 2), {}), ((1, 2, 1, 1), {})]
-    check(2, "decoder", batch_cases, padded=False)
+def test_norms_of_queries_and_keys_under_tp() -> None:
+    cases: list[Case] = [
+        ((1, 1, 2, 2), {}),
+        ((1, 2, 2, 1), {"tp_sequence_parallel": True}),
+        ((2, 1, 2, 1), {"zero_stage": 3}),
+    ]
+    check(4, "qwen", cases)
+
+
+def test_without_padding() -> None:
+    # Such a batch carries no mask at all.
+    check(2, "decoder", [((1, 1, 1, 2), {}), ((1, 2, 1, 1), {})], padded=False)
     check(2, "encoder", [((1, 1, 1, 2), {}), ((2, 1, 1, 1), {})], padded=False)
 
 
@@ -158,3 +180,33 @@ def test_bf16_keeps_fp32_masters_and_gradients(zero_stage: int) -> None:
         assert loss < 5e-3
         assert norm < 2e-2
         assert worst < 0.1
+
+
+def bf16_gradients_by_zero_stage(rank: int, world_size: int) -> float:
+    """Largest difference of a zero 3 shard's gradient from zero 0's, relative to the gradient's norm."""
+    model = parity.decoder(num_layers=2)
+    batch = make_batch(model, ROWS, SEQ_LEN, padded=True)
+    train = TrainSpec(seq_len=SEQ_LEN, global_batch_size=ROWS, precision="bf16")
+    trainers = []
+    for zero_stage in (0, 3):
+        layout = parity.make_layout(model, 4, 1, 1, 1, precision="bf16", zero_stage=zero_stage)
+        trainer, micro_batches = parity.new_trainer(model, layout, batch, None, train, seed=SEED)
+        trainer.compute_gradients(micro_batches, step=0)
+        trainers.append(trainer)
+    whole, sharded = trainers
+    worst = 0.0
+    for name, master in sharded.states.masters.items():
+        rows, _ = local_ranges(master, sharded.mesh)  # type: ignore[arg-type]
+        expected_grad, grad = whole.states.masters[name].grad, master.grad
+        assert expected_grad is not None
+        assert grad is not None
+        expected = local(expected_grad)
+        difference = local(grad) - expected[rows.start : rows.stop]
+        worst = max(worst, float(difference.norm() / expected.norm()))
+    return worst
+
+
+def test_bf16_gradients_are_summed_in_float32() -> None:
+    # The same bf16 gradients of each micro-batch, so only the sum's dtype can differ; one bf16 rounding of a
+    # sum is 4e-3, a float32 one 6e-8.
+    assert max(run_ranks(4, bf16_gradients_by_zero_stage)) < 1e-5

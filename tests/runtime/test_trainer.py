@@ -189,3 +189,26 @@ def initial_shards_equal(rank: int, world_size: int) -> bool:
 
 def test_initial_weights_are_bit_equal_on_every_layout() -> None:
     assert all(run_ranks(4, initial_shards_equal, timeout_s=90))
+
+
+def forwards_of_layers(rank: int, world_size: int) -> dict[str, int]:
+    """How often each layer's forward runs in one micro-batch with two of four layers recomputed."""
+    model = small("decoder")
+    batch = make_batch(model, ROWS, SEQ_LEN, padded=False)
+    layout = parity.make_layout(
+        model, 1, 1, 1, 1, recompute="full", recompute_layers=2, micro_batch_size=ROWS
+    )
+    trainer, micro_batches = parity.new_trainer(model, layout, batch, None)
+    calls = dict.fromkeys(trainer.stage.layers, 0)
+
+    def count(name: str) -> None:
+        calls[name] += 1
+
+    for name, layer in trainer.stage.layers.items():
+        layer.register_forward_pre_hook(lambda module, inputs, name=name: count(name))
+    trainer.compute_gradients(micro_batches, step=0)
+    return calls
+
+
+def test_recompute_layers_recomputes_that_many() -> None:
+    assert run_ranks(1, forwards_of_layers) == [{"0": 2, "1": 2, "2": 1, "3": 1}]
