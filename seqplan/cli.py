@@ -12,7 +12,16 @@ from typing import Annotated
 import typer
 
 from seqplan import __version__, cli_catalog, cli_limits, cli_verify
-from seqplan.cli_options import Ask, JsonFlag, LayoutFlag, ModelArgument, OutputFlag, TopFlag, flags_of
+from seqplan.cli_options import (
+    Ask,
+    JsonFlag,
+    LayoutFlag,
+    ModelArgument,
+    OutputFlag,
+    TokensFlag,
+    TopFlag,
+    flags_of,
+)
 from seqplan.planner.layout import Layout, parse_degrees
 from seqplan.planner.question import Pins
 from seqplan.runtime.options import RunOptions
@@ -23,6 +32,9 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: rich's panels shorten --micro-batch-size in 80 columns
     help="Find the dp x pp x tp x sp layout that trains a transformer fastest within memory, and train it.",
 )
+
+SHOWN = 5
+"""Layouts in the table of the best where --top says nothing."""
 
 
 def print_version(wanted: bool) -> None:
@@ -48,7 +60,8 @@ def suggest(
     *,
     ask: Ask,
     pins: Pins,
-    top: TopFlag = 5,
+    top: TopFlag = None,
+    tokens: TokensFlag = None,
     output: OutputFlag = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="simulate the pick's memory, as the command verify does")
@@ -63,14 +76,20 @@ def suggest(
     --global-batch-size are needed. Every other flag named after a field of the layout pins that field.
     """
     from seqplan import cli_inputs, render, render_suggestion, render_verification
-    from seqplan.planner import plan, search
+    from seqplan.planner import job, pareto, plan, search
 
+    wanted = None if tokens is None else job.parse_tokens(tokens)
     if output is not None:
         plan.check_output_path(output)
     if verify:
         cli_verify.require_our_trainer(ask.implementation)
     asked = cli_inputs.read_question(model, ask)
-    answer = search.suggest(asked.question, pins, top)
+    answer = search.suggest(asked.question, pins, top or SHOWN)
+    if answer.pick is not None and answer.pick.time is not None:
+        seconds = answer.pick.time.step_time_s
+        trained = None if wanted is None else job.training_job(asked.question, seconds, wanted)
+        points = () if top is None else pareto.pareto(asked.question, pins)
+        answer = answer.model_copy(update={"job": trained, "pareto": points})
     said = {"notes": (*asked.notes, *answer.notes), "warnings": (*asked.warnings, *answer.warnings)}
     answer = answer.model_copy(update=said)
     if output is not None and answer.pick is not None:

@@ -31,7 +31,15 @@ ModelArgument = Annotated[
     ),
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
-TopFlag = Annotated[int, typer.Option(min=1, help="layouts in the table of the best")]
+TopFlag = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="layouts in the table of the best (5), and what less memory or fewer GPUs cost in time"
+    ),
+]
+TokensFlag = Annotated[
+    str | None, typer.Option(metavar="15T", help="tokens of the whole training: adds days and GPU-hours")
+]
 LayoutFlag = Annotated[
     str | None, typer.Option(metavar="LAYOUT", help="dp2,pp1,tp4,sp8; fields such as mbs=2 may follow")
 ]

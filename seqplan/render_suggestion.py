@@ -44,6 +44,7 @@ def show_suggestion(answer: Suggestion, question: Question) -> None:
         parts += [pick(answer, answer.pick), best(answer), memory_bar(answer.pick)]
     parts += [
         others(answer),
+        front(answer),
         fallen(answer),
         listing("Warnings", answer.warnings, "bold yellow"),
         listing("Notes", answer.notes),
@@ -109,6 +110,12 @@ def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
             f"time {duration(scored.time.step_time_s)} a step, {rate}, MFU {percent(scored.time.mfu)}"
         )
         lines.append(f"why: {why(answer, scored)}")
+    if answer.job is not None:
+        job = answer.job
+        lines.append(
+            f"{job.tokens:,} tokens: {plural(job.steps, 'step')}, {job.days:,.1f} days, "
+            f"{count(job.gpu_hours)} GPU-hours"
+        )
     if answer.sensitivity is not None:
         lines.append(answer.sensitivity.text)
     return block(f"Pick: {degrees(scored.layout)}", lines, "bold green")
@@ -205,6 +212,26 @@ def others(answer: Suggestion) -> Group | None:
         rows.append([*row(number, scored), less, lacks])
     title = "Faster than the pick, but the chosen trainer cannot run these (memory as by its own tensors)"
     return table(title, (*COLUMNS, "less", "lacks"), rows, left=("lacks",))
+
+
+def front(answer: Suggestion) -> Group | None:
+    """What less memory or fewer GPUs cost in time."""
+    if not answer.pareto:
+        return None
+    rows = [
+        [
+            count(point.gpus),
+            gib(point.peak_bytes),
+            duration(point.step_time_s),
+            f"{point.gpu_hours_a_step:,.3g}",
+            f"{degrees(point.layout)}, {choices(point.layout)}",
+        ]
+        for point in answer.pareto
+    ]
+    title = (
+        "Nothing beats these in time, memory and GPUs at once (the fastest with 25, 50 and 75 % kept free)"
+    )
+    return table(title, ("GPUs", "peak GiB", "step", "GPU-h a step", "layout"), rows, left=("layout",))
 
 
 def stage_bars(title: str, stage: StageMemory) -> Group:

@@ -115,6 +115,25 @@ class Sensitivity(Spec):
     changes: tuple[SensitivityChange, ...]
 
 
+class TrainingJob(Spec):
+    """Steps, time and cost of training on so many tokens with the pick."""
+
+    tokens: int
+    steps: int = Field(description="optimizer steps, the last one rounded up")
+    days: float
+    gpu_hours: float
+
+
+class ParetoPoint(Spec):
+    """One choice: the fastest layout of so many GPUs that needs no more than so much memory."""
+
+    gpus: int
+    layout: Layout
+    step_time_s: float
+    peak_bytes: float = Field(description="of the fullest rank")
+    gpu_hours_a_step: float
+
+
 class Suggestion(Spec):
     """The answer of `suggest`."""
 
@@ -129,6 +148,10 @@ class Suggestion(Spec):
     nearest_miss: ScoredLayout | None = None
     with_other_trainers: tuple[ScoredLayout, ...] = ()
     sensitivity: Sensitivity | None = None
+    job: TrainingJob | None = Field(default=None, description="with --tokens: the whole training")
+    pareto: tuple[ParetoPoint, ...] = Field(
+        default=(), description="with --top: what less memory or fewer GPUs cost in time"
+    )
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     elapsed_s: float
