@@ -73,7 +73,7 @@ def test_the_estimate_moves_with_length_batch_ring_and_recompute() -> None:
 
 def test_chunked_head_is_no_secret_capability() -> None:
     """The flag is an assumption about a trainer: none of the built-in ones claims it without a test."""
-    trainers: list[ImplementationSpec] = [
+    trainers = [
         profiles.load_implementation(name)
         for name in ("seqplan", "megatron-2021", "megatron-core", "nanotron")
     ]
