@@ -25,8 +25,8 @@ SHOWN_OPTIONS = ("micro_batch_size", "recompute", "zero_stage")
 
 
 def what_would_be_legal(question: Question, pins: Pins) -> tuple[str, ...]:
-    """When no candidate is legal: which pin to let go, and what the search then finds."""
-    return tuple(_without_pins(question, pins))
+    """When no candidate is legal: which pin to let go, or a rounder number of GPUs, and the best then."""
+    return tuple(_without_pins(question, pins) or _with_rounder_gpus(question, pins))
 
 
 def what_would_fit(question: Question, pins: Pins) -> tuple[str, ...]:
@@ -119,6 +119,18 @@ def _with_more_gpus(question: Question, pins: Pins) -> list[str]:
             nodes = -(-gpus // question.cluster.gpus_per_node)
             return [f"{gpus} GPUs ({nodes} node{'s' * (nodes > 1)}): {_shown(larger, layout)}"]
     return [f"Up to {gpus} GPUs were tried: nothing fits."]
+
+
+def _with_rounder_gpus(question: Question, pins: Pins) -> list[str]:
+    """The largest of 2^k and 3 x 2^k GPUs that has a layout: degrees are products of what they divide."""
+    power = 1 << (question.gpus.bit_length() - 1)
+    rounder = {power, power // 2, 3 * power // 2, 3 * power // 4} - {0}
+    for gpus in sorted((n for n in rounder if n < question.gpus), reverse=True):
+        fewer = question.model_copy(update={"gpus": gpus})
+        layout = _best(fewer, pins)
+        if layout is not None:
+            return [f"{gpus} of the {question.gpus} GPUs: {_shown(fewer, layout)}"]
+    return []
 
 
 def _with_shorter_sequences(question: Question, pins: Pins) -> list[str]:
