@@ -53,7 +53,8 @@ def verdict(scored: ScoredLayout) -> Group:
         fits = "fits" if scored.fits else "does not fit"
         lines.append(f"{fits}: memory {memory_line(scored.memory)}")
     if scored.legal and not scored.runnable:
-        lines.append("the chosen trainer cannot run it")
+        unknown = " it, and what it would need is not known" if scored.memory is None else " it"
+        lines.append(f"the chosen trainer cannot run{unknown}")
     if scored.time is not None:
         rate = f"{count(scored.time.tokens_per_s_per_gpu)} tokens/s a device"
         lines.append(

@@ -99,7 +99,7 @@ class _Beyond:
     def _in_full(self, grid: Grid, fast: Bools) -> None:
         """Step 3."""
         sieved = sieve(self.question, grid.table)
-        cells = np.broadcast_to(sieved.legal & ~sieved.runnable & fast, grid.table.shape)
+        cells = np.broadcast_to(sieved.costable & ~sieved.runnable & fast, grid.table.shape)
         if cells.any():
             fits = cells & peak_memory(self.question, grid.table).fits
             if fits.any():

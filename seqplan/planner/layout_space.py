@@ -53,10 +53,11 @@ def trainer_choices(question: Question) -> Choices:
 
 def all_choices(question: Question) -> Choices:
     """What any trainer might run. gpipe is left out: the time of 1f1b, and never less memory."""
+    has = question.implementation.capabilities
     return Choices(
         recompute=RECOMPUTES,
-        zero_stages=(0, 1, 2, 3),
-        attention=("none", "ring", "rsa"),
+        zero_stages=has.zero_stages,  # of what it lacks here its inventory knows nothing: rules_trainer.py
+        attention=has.attention,
         tp_sequence_parallel=(False, True),
         schedules=("none", "1f1b", "interleaved", "zbv"),
         partial_recompute=True,

@@ -26,6 +26,8 @@ class Verdict:
 
     reasons: tuple[Reason, ...]
     legal: bool
+    costable: bool
+    """Legal, and the trainer's inventory knows what such a layout keeps."""
     runnable: bool
 
 
@@ -36,6 +38,7 @@ def verdict(question: Question, layout: Layout) -> Verdict:
     return Verdict(
         reasons=tuple(Reason(rule=rule.name, message=rule.message(question, layout)) for rule in broken),
         legal=all(rule.scope != "layout" for rule in broken),
+        costable=all(rule.scope == "trainer" for rule in broken),
         runnable=not broken,
     )
 
@@ -63,14 +66,14 @@ class Sieve:
     """Which rows of a table pass, and which rule each other row fell to first; masks broadcast in a grid."""
 
     runnable: Bools
-    legal: Bools
+    costable: Bools
     fell_to: tuple[tuple[Rule, Bools], ...]
 
 
 def sieve(question: Question, table: LayoutTable) -> Sieve:
     """All rules over all rows. A row is counted once, under the first rule that it breaks."""
     standing = np.ones(len(table), dtype=np.bool_)
-    legal = np.ones(len(table), dtype=np.bool_)
+    costable = np.ones(len(table), dtype=np.bool_)
     fell_to = []
     for rule in RULES:
         broken = rule.mask(question, table)
@@ -78,8 +81,8 @@ def sieve(question: Question, table: LayoutTable) -> Sieve:
             continue
         first = standing & broken
         standing = standing & ~broken
-        if rule.scope == "layout":
-            legal = legal & ~broken
+        if rule.scope != "trainer":
+            costable = costable & ~broken
         if first.any():
             fell_to.append((rule, first))
-    return Sieve(runnable=standing, legal=legal, fell_to=tuple(fell_to))
+    return Sieve(runnable=standing, costable=costable, fell_to=tuple(fell_to))

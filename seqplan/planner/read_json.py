@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,20 @@ def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
+def noting(repeated: list[str]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """An object_pairs_hook of json that adds every key that is given twice to `repeated`."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in items:
+            if key in found:
+                repeated.append(f"{key} ({_shown(found[key])} and {_shown(value)})")
+            found[key] = value
+        return found
+
+    return pairs
+
+
 def kind_of(value: Any) -> str:
     """What a JSON value is, in words."""
     if value is None:
@@ -143,17 +158,8 @@ def _check_start(text: str, where: str) -> None:
 
 def _parse(text: str, where: str) -> Any:
     repeated: list[str] = []
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in items:
-            if key in found:
-                repeated.append(f"{key} ({_shown(found[key])} and {_shown(value)})")
-            found[key] = value
-        return found
-
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text, object_pairs_hook=noting(repeated))
     except json.JSONDecodeError as error:
         raise _broken(text, error, where) from None
     except RecursionError:

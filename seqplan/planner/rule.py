@@ -12,8 +12,10 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.layout_table import Bools, LayoutTable
 from seqplan.planner.question import Question
 
-Scope = Literal["layout", "trainer"]
-"""layout: the split itself is impossible. trainer: it can be costed, but the chosen trainer cannot run it."""
+Scope = Literal["layout", "trainer", "inventory"]
+"""layout: the split itself is impossible. trainer: it can be costed, but the chosen trainer cannot run it.
+inventory: nor can it be costed, since the trainer's list of tensors says nothing about such an option, and
+would silently give the numbers of another one."""
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,12 @@ def _unsupported(question: Question, field: str, value: object, has: Iterable[ob
     return f"{question.implementation.name} has no {field}={shown}; use {listed(good)}."
 
 
+def _not_estimated(question: Question, field: str, value: object, has: Iterable[object]) -> str:
+    """An option that decides which tensors there are: the inventory has rows for the trainer's own only."""
+    text = _unsupported(question, field, value, has)
+    return f"{text} What it would keep is not known, so nothing is estimated."
+
+
 def _models_broken(question: Question, table: LayoutTable) -> bool:
     supported = question.implementation.capabilities.model_features
     return bool(missing_features(question.model, question.train.seq_len, supported))
@@ -168,17 +174,17 @@ RULES: tuple[Rule, ...] = (
     Rule("trainer_model", "trainer", _models_broken, _models),
     Rule(
         "trainer_attention",
-        "trainer",
+        "inventory",
         lambda q, t: ~_one_of(t.attention, ATTENTIONS, (*q.implementation.capabilities.attention, "none")),
-        lambda q, x: _unsupported(q, "attention", x.attention, q.implementation.capabilities.attention),
+        lambda q, x: _not_estimated(q, "attention", x.attention, q.implementation.capabilities.attention),
     ),
     Rule(
         "trainer_kernel",
-        "trainer",
+        "inventory",
         lambda q, t: (
             ~_one_of(t.kernel, KERNELS, q.implementation.capabilities.kernels) & ~t.is_attention("rsa")
         ),
-        lambda q, x: _unsupported(q, "kernel", x.kernel, q.implementation.capabilities.kernels),
+        lambda q, x: _not_estimated(q, "kernel", x.kernel, q.implementation.capabilities.kernels),
     ),
     Rule(
         "trainer_schedule",
@@ -195,9 +201,9 @@ RULES: tuple[Rule, ...] = (
     Rule("trainer_recompute_layers", "trainer", _partial_broken, _partial),
     Rule(
         "trainer_zero",
-        "trainer",
+        "inventory",
         lambda q, t: ~_one_of(t.zero_stage, range(4), q.implementation.capabilities.zero_stages),
-        lambda q, x: _unsupported(q, "zero_stage", x.zero_stage, q.implementation.capabilities.zero_stages),
+        lambda q, x: _not_estimated(q, "zero_stage", x.zero_stage, q.implementation.capabilities.zero_stages),
     ),
     Rule(
         "trainer_precision",
@@ -207,17 +213,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "trainer_optimizer",
-        "trainer",
+        "inventory",
         lambda q, t: q.train.optimizer not in q.implementation.capabilities.optimizers,
-        lambda q, x: _unsupported(
+        lambda q, x: _not_estimated(
             q, "optimizer", q.train.optimizer, q.implementation.capabilities.optimizers
         ),
     ),
     Rule(
         "trainer_gradient_bytes",
-        "trainer",
+        "inventory",
         lambda q, t: q.train.gradient_bytes not in q.implementation.capabilities.gradient_bytes,
-        lambda q, x: _unsupported(
+        lambda q, x: _not_estimated(
             q, "gradient_bytes", q.train.gradient_bytes, q.implementation.capabilities.gradient_bytes
         ),
     ),

@@ -82,9 +82,9 @@ class _Scanner:
         sieved = sieve(self.question, grid.table)
         self.result.candidates += grid.count(True)
         self.result.legal += grid.count(sieved.runnable)
-        self.result.costable += grid.count(sieved.legal)
+        self.result.costable += grid.count(sieved.costable)
         self._fell(grid, sieved)
-        standing = sieved.runnable if self.runnable_only else sieved.legal
+        standing = sieved.runnable if self.runnable_only else sieved.costable
         cells = np.asarray(standing & (grid.weight > 0))
         rows = np.flatnonzero(cells.reshape(-1, cells.shape[-1]).any(axis=0))
         for chosen in row_chunks(grid.table, rows):

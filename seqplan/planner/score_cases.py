@@ -24,6 +24,7 @@ from seqplan.planner.layout_table import from_layouts, num_microbatches, pipelin
 from seqplan.planner.legality import verdict
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
+from seqplan.planner.read_json import noting
 from seqplan.planner.results import JSON_SCHEMA, MemoryEstimate, TimeEstimate
 from seqplan.planner.search import scored_layout
 from seqplan.planner.train_spec import TrainSpec
@@ -169,8 +170,11 @@ def _score_block(reader: _Reader, block: list[tuple[int, str]]) -> list[dict[str
     for place, (number, line) in enumerate(block):
         case_id: Any = None
         try:
-            data = _parse(number, line)
-            case_id = data.get("id")
+            repeated: list[str] = []
+            data = _parse(number, line, repeated)
+            case_id = _id(data, number)
+            if repeated:
+                raise SeqplanError(f"case: given twice: {', '.join(repeated)}.", "Keep one of each.")
             case = reader.case(place, data)
         except SeqplanError as error:
             answers[place] = _error(case_id, number, error)
@@ -182,14 +186,28 @@ def _score_block(reader: _Reader, block: list[tuple[int, str]]) -> list[dict[str
     return answers
 
 
-def _parse(number: int, line: str) -> dict[str, Any]:
+def _parse(number: int, line: str, repeated: list[str]) -> dict[str, Any]:
     try:
-        data = json.loads(line.removeprefix("\ufeff"))  # the byte-order mark that some editors write
+        data = json.loads(
+            line.removeprefix("\ufeff"),  # the byte-order mark that some editors write
+            object_pairs_hook=noting(repeated),
+        )
     except (ValueError, RecursionError) as error:
         raise SeqplanError(f"line {number}: not JSON: {error}.", f"A case is {EXAMPLE}") from None
     if not isinstance(data, dict):
         raise SeqplanError(f"line {number}: a case is a JSON object, not {type(data).__name__}.")
     return data
+
+
+def _id(data: Mapping[str, Any], number: int) -> Any:
+    """The case's id, which the answer repeats: so it has to be JSON, which has no NaN and no Infinity."""
+    try:
+        json.dumps(data.get("id"), allow_nan=False)
+    except ValueError:
+        raise SeqplanError(
+            f"line {number}: id = {data['id']!r} is not a JSON value.", "Give a number, text or null."
+        ) from None
+    return data.get("id")
 
 
 def _error(case_id: Any, line: int, error: SeqplanError) -> dict[str, Any]:
@@ -208,18 +226,18 @@ def _group_key(case: _Case) -> tuple[Any, ...]:
 
 def _score_group(cases: list[_Case]) -> list[dict[str, Any]]:
     verdicts = [verdict(case.question, case.layout) for case in cases]
-    legal = [case for case, found in zip(cases, verdicts, strict=True) if found.legal]
-    estimates = iter(_estimates(legal)) if legal else iter(())
+    known = [case for case, found in zip(cases, verdicts, strict=True) if found.costable]
+    estimates = iter(_estimates(known)) if known else iter(())
     answers = []
     for case, found in zip(cases, verdicts, strict=True):
-        memory, time = next(estimates) if found.legal else (None, None)
+        memory, time = next(estimates) if found.costable else (None, None)
         scored = scored_layout(case.question, case.layout, found, memory, time)
         answers.append(scored.model_dump(mode="json"))
     return answers
 
 
 def _estimates(cases: list[_Case]) -> list[tuple[MemoryEstimate, TimeEstimate]]:
-    """Memory and time of legal cases of one group, as rows of one table."""
+    """Memory and time of the costable cases of one group, as rows of one table."""
     asked = [case.question for case in cases]
     table = from_layouts([case.layout for case in cases], asked[0].train)
     batches = [question.train.global_batch_size for question in asked]

@@ -26,7 +26,7 @@ BEYOND_SHOWN = 3
 def score(question: Question, layout: Layout) -> ScoredLayout:
     """One layout with every broken rule, its memory of every stage and its time; legal or not."""
     found = verdict(question, layout)
-    if not found.legal:
+    if not found.costable:
         return scored_layout(question, layout, found, None, None)
     memory, step = memory_estimate(question, layout), time_estimate(question, layout)
     return scored_layout(question, layout, found, memory, step)
@@ -39,7 +39,7 @@ def scored_layout(
     memory: MemoryEstimate | None,
     step: TimeEstimate | None,
 ) -> ScoredLayout:
-    """The parts of a score put together; memory and time only where the layout is legal."""
+    """The parts of a score put together; memory and time only where they can be known."""
     reasons, fits = found.reasons, False
     if memory is not None:
         fits = all(stage.peak_bytes <= memory.limit_bytes for stage in memory.stages)

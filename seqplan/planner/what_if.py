@@ -88,22 +88,18 @@ def _without_pins(question: Question, pins: Pins) -> list[str]:
 
 
 def _with_missing_options(question: Question, pins: Pins) -> list[str]:
-    """Recomputation or sharding that the trainer does not have and that would be enough."""
+    """Recomputation that the trainer does not have and that would be enough: every inventory covers it."""
     has = trainer_choices(question)
-    lines = []
-    for name, wider in (
-        ("recompute", replace(has, recompute=tuple(RECOMPUTES))),
-        ("zero_stage", replace(has, zero_stages=(0, 1, 2, 3))),
-    ):
-        if getattr(pins, name) is not None or wider == has:
-            continue
-        layout = _best(question, pins, wider)
-        if layout is not None:
-            lines.append(
-                f"A trainer with {name}={getattr(layout, name)}, which {question.implementation.name} does "
-                f"not have: {_shown(question, layout)}"
-            )
-    return lines
+    wider = replace(has, recompute=tuple(RECOMPUTES))
+    if pins.recompute is not None or wider == has:
+        return []
+    layout = _best(question, pins, wider)
+    if layout is None:
+        return []
+    trainer = (
+        f"A trainer with recompute={layout.recompute}, which {question.implementation.name} does not have"
+    )
+    return [f"{trainer}: {_shown(question, layout)}"]
 
 
 def _with_more_gpus(question: Question, pins: Pins) -> list[str]:

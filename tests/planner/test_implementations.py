@@ -12,6 +12,7 @@ from seqplan.planner.layout import spread_matmuls
 from seqplan.planner.legality import verdict
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Question
+from seqplan.planner.search import score
 from seqplan.planner.train_spec import TrainSpec
 from tests.planner.formula_cases import decoder, gpt, layout
 
@@ -210,3 +211,41 @@ def test_fragmentation_is_not_added_to_cached_blocks() -> None:
         question = ask(name, decoder())
         stage = memory_estimate(question, layout(question, dp=8)).stages[0]
         assert (stage.overhead_by_kind["fragmentation"] > 0) == added
+
+
+UNKNOWN = [
+    # Each trainer with an option of the layout that it lacks and its inventory says nothing about.
+    ("torchtitan", {"zero_stage": 0}, "trainer_zero", "torchtitan has no zero_stage=0; use 2 or 3."),
+    ("torchtitan", {"zero_stage": 1}, "trainer_zero", "torchtitan has no zero_stage=1; use 2 or 3."),
+    ("megatron-core", {"zero_stage": 2}, "trainer_zero", "megatron-core has no zero_stage=2; use 0 or 1."),
+    ("megatron-2021", {"zero_stage": 3}, "trainer_zero", "megatron-2021 has no zero_stage=3; use 0."),
+    ("seqplan", {"zero_stage": 1}, "trainer_zero", "seqplan has no zero_stage=1; use 0, 2 or 3."),
+    ("nanotron", {"kernel": "math"}, "trainer_kernel", "nanotron has no kernel=math; use flash."),
+    (
+        "megatron-core",
+        {"attention": "rsa"},
+        "trainer_attention",
+        "megatron-core has no attention=rsa; use none or ring.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("trainer", "fields", "rule", "message"), UNKNOWN)
+def test_nothing_is_estimated_where_the_inventory_would_answer_for_another_option(
+    trainer: str, fields: dict[str, Any], rule: str, message: str
+) -> None:
+    question = ask(trainer, decoder())
+    kernel = question.implementation.capabilities.kernels[0]
+    sharded = {"zero_stage": question.implementation.capabilities.zero_stages[-1]}
+    scored = score(question, layout(question, **{"dp": 8, "kernel": kernel, **sharded, **fields}))
+    assert (scored.memory, scored.time, scored.fits, scored.legal) == (None, None, False, True)
+    text = next(reason.message for reason in scored.reasons if reason.rule == rule)
+    assert text == f"{message} What it would keep is not known, so nothing is estimated."
+
+
+def test_options_that_every_inventory_covers_are_costed_without_the_trainer() -> None:
+    question = ask("seqplan", decoder())
+    scored = score(question, layout(question, dp=4, pp=2, schedule="gpipe", recompute="selective"))
+    assert not scored.runnable
+    assert scored.memory is not None
+    assert scored.time is not None

@@ -131,7 +131,7 @@ def test_one_row_and_many_rows_agree_on_every_rule() -> None:
         for row in range(0, len(table), 7):
             found = verdict(asked, table.row(row))
             assert found.runnable == bool(sieved.runnable[row])
-            assert found.legal == bool(sieved.legal[row])
+            assert found.costable == bool(sieved.costable[row])
             fell = [rule.name for rule, rows in sieved.fell_to if rows[row]]
             assert fell == [reason.rule for reason in found.reasons][:1]
             checked += 1

@@ -73,6 +73,7 @@ REFUSED = [
 def test_a_trainer_says_what_it_has(trainer: str, train: dict[str, Any], message: str) -> None:
     question = ask(trainer, **train)
     found = verdict(question, layout(question, dp=8))
-    assert message in [reason.message for reason in found.reasons]
+    assert any(reason.message.startswith(message) for reason in found.reasons)
     assert not found.runnable
-    assert found.legal, "costed all the same"
+    assert found.legal
+    assert not found.costable, "its tensors are those of another option"

@@ -177,6 +177,37 @@ def test_a_bad_case_is_an_error_of_its_own(bad: Any, says: str) -> None:
     assert says in broken["error"]["message"]
 
 
+NOT_JSON = [
+    # The line, the id that its answer has, and what it says.
+    ('{"id": NaN}', None, "line 1: id = nan is not a JSON value."),
+    ('{"id": [1, -Infinity]}', None, "line 1: id = [1, -inf] is not a JSON value."),
+    ('{"id": 1e999}', None, "line 1: id = inf is not a JSON value."),
+    ('{"id": 4, "gpus": 8, "gpus": 16}', 4, "case: given twice: gpus (8 and 16)."),
+    ('{"id": 4, "train": {"seq_len": 1, "seq_len": 2}}', 4, "case: given twice: seq_len (1 and 2)."),
+]
+
+
+@pytest.mark.parametrize(("line", "case_id", "says"), NOT_JSON)
+def test_what_json_has_not_is_refused(line: str, case_id: Any, says: str) -> None:
+    (answer,) = score_cases([line], LOADERS)
+    assert answer["error"]["message"] == says
+    assert answer["error"]["hint"]
+    assert answer["id"] == case_id
+    json.dumps(answer, allow_nan=False)
+
+
+def test_a_zero_stage_that_the_trainer_lacks_has_no_estimate() -> None:
+    (known, unknown) = answers(case(1), case(2, layout={**case()["layout"], "zero_stage": 1}))
+    assert known["memory"] is not None
+    assert (unknown["legal"], unknown["fits"], unknown["memory"], unknown["time"]) == (
+        True,
+        False,
+        None,
+        None,
+    )
+    assert "seqplan has no zero_stage=1" in unknown["reasons"][0]["message"]
+
+
 def test_a_byte_order_mark_is_no_part_of_a_case() -> None:
     (answer,) = answers("\ufeff" + json.dumps(case(4)))
     assert answer["id"] == 4

@@ -234,13 +234,14 @@ def test_an_option_that_only_other_trainers_have_is_said_as_such() -> None:
     asked = question(
         llama_70b(),
         64,
+        seq_len=8192,
         implementation=our_trainer().model_copy(
-            update={"capabilities": our_trainer().capabilities.model_copy(update={"zero_stages": (0,)})}
+            update={"capabilities": our_trainer().capabilities.model_copy(update={"recompute": ("none",)})}
         ),
     )
-    answer = suggest(asked, Pins(pp=1, tp=1))
+    answer = suggest(asked, Pins(pp=1, tp=1, sp=1))
     assert answer.pick is None
-    assert any("which seqplan does not have" in line and "zero_stage=" in line for line in answer.would_fit)
+    assert any("which seqplan does not have" in line and "recompute=" in line for line in answer.would_fit)
 
 
 def test_score_shows_an_illegal_layout_with_all_its_reasons() -> None:

@@ -180,7 +180,8 @@ def test_what_beats_the_pick_elsewhere_is_found_by_bounds(asked: Question, facto
     pick_time = score(question_, pick).time
     assert pick_time is not None
     limit_s, top = pick_time.step_time_s * factor, 8
-    found = [each for each in fitting(asked, Pins())[1] if not verdict(question_, each[1]).runnable]
+    judged = [(each, verdict(question_, each[1])) for each in fitting(asked, Pins())[1]]
+    found = [each for each, about in judged if about.costable and not about.runnable]
     fits: dict[Any, list[tuple[int, str]]] = {}
     for _, layout in found:
         fits.setdefault(family(layout), []).append(recomputation(layout))
