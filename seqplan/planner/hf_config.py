@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from seqplan.planner.errors import SeqplanError
+from seqplan.planner.hf.class_names import foreign_class
 from seqplan.planner.hf.families import CLASS_PREFIXES, FAMILIES, Family
 from seqplan.planner.hf.heads import head_fields
 from seqplan.planner.hf.other_files import size_like, what_it_is
@@ -115,7 +116,9 @@ def _read(data: Mapping[str, Any], where: str, name: str, nested: bool = False) 
     family = FAMILIES[kind]
     defaults = family_defaults().get(family.defaults or kind, {})
     reader = ConfigReader(data, defaults, family.names, nested)
-    reader.notes += notes
+    reader.notes += [*notes, *foreign_class(data, kind)]
+    for switch in ("is_encoder_decoder", "add_cross_attention"):
+        reader.flag(switch)  # true is refused above; a word or a number says neither
     fields = family.read(reader)
     fields = _with_head(reader, family, fields)
     odd = _odd(reader, fields)

@@ -55,6 +55,7 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("vaultgemma", FREE),
     ("phi3", {**LLAMA, "partial_rotary_factor": 0.5, "pad_token_id": 0}),
     ("olmo", {**LLAMA, "attention_bias": True}),
+    ("olmo", FREE),
     ("olmo2", {**LLAMA, "attention_bias": True}),
     ("olmo3", LLAMA),
     ("granite", {**LLAMA, **TIED, "attention_bias": True, "mlp_bias": True}),
@@ -79,7 +80,9 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     ("internlm3", FREE),
     ("phi", {**LLAMA, "qk_layernorm": True}),
     ("phi", LLAMA),
+    ("phi", FREE),
     ("persimmon", LLAMA),
+    ("persimmon", FREE),
     ("persimmon", {**LLAMA, "qk_layernorm": False}),
     ("starcoder2", LLAMA),
     ("starcoder2", {**LLAMA, **UNTIED, "use_bias": False}),
@@ -184,11 +187,13 @@ def test_decoder_counts_as_its_modules(kind: str, values: dict[str, Any]) -> Non
     config = _config(kind, values)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    found = read_model(_written(config, model)).spec
+    loaded = read_model(_written(config, model))
+    found = loaded.spec
     assert (found.parameters(), found.parameters_without_head()) == (
         _elements(model),
         _elements(model.base_model),
     )
+    assert not [note for note in loaded.notes if "class" in note]  # the family's own class is no surprise
     assert found.causal
 
 
@@ -197,11 +202,13 @@ def test_encoder_counts_as_its_modules(kind: str, values: dict[str, Any]) -> Non
     config = _config(kind, values)
     with torch.device("meta"):
         model = transformers.AutoModelForMaskedLM.from_config(config)
-    found = read_model(_written(config, model)).spec
+    loaded = read_model(_written(config, model))
+    found = loaded.spec
     assert (found.parameters(), found.parameters_without_head()) == (
         _elements(model),
         _elements(model.base_model),
     )
+    assert not [note for note in loaded.notes if "class" in note]  # the family's own class is no surprise
     assert not found.causal
 
 
@@ -242,7 +249,7 @@ OTHER_HEADS: list[tuple[str, str, dict[str, Any]]] = [
     ("GPT2ForSequenceClassification", "gpt2", {**GPT2, "num_labels": 5}),
     ("GPT2ForTokenClassification", "gpt2", GPT2),
     ("Qwen2ForSequenceClassification", "qwen2", LLAMA),
-    ("OPTForSequenceClassification", "opt", DECODERS[_names(DECODERS).index("56-opt")][1]),
+    ("OPTForSequenceClassification", "opt", DECODERS[[case[0] for case in DECODERS].index("opt")][1]),
     ("BloomForQuestionAnswering", "bloom", {"hidden_size": 96, "n_layer": 5, "n_head": 6, "vocab_size": 331}),
 ]
 

@@ -80,6 +80,9 @@ def gpt_neo(c: ConfigReader) -> Fields:
         except (TypeError, ValueError):
             c.error(f"attention_types is {show(types)}, not a list of [[kinds], times]")
         else:
+            strange = [kind for kind in kinds if kind not in ("global", "local")]
+            if strange:
+                c.error(f"attention_types has {show(strange[0])}; known are global, local")
             if count != layers and c.ok("num_hidden_layers"):
                 c.error(f"attention_types is for {count} layers, {c.key('num_hidden_layers')} is {layers}")
     local = tuple(i for i, kind in enumerate(kinds[:layers]) if kind == "local")
@@ -213,7 +216,19 @@ def mpt(c: ConfigReader) -> Fields:
     if not c.flag("no_bias", otherwise=True):
         c.error("no_bias false is not covered")
     c.ignore("learned_pos_emb")
-    width = c.size("hidden_size") * c.size("expansion_ratio", 4)
+    width = 4 * c.size("hidden_size")
+    ratio = c.size("expansion_ratio", 4)
+    if ratio != 4:  # the first release's code follows the key, transformers' MptMLP has 4 fixed
+        c.error(f"expansion_ratio {ratio} is not covered, only 4 (transformers has 4 whatever the file says)")
+    mlp = c.mapping("ffn_config") or {}
+    covered: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+        ("ffn_config.ffn_type", mlp.get("ffn_type"), ("mptmlp",)),
+        ("ffn_config.ffn_hidden_size", mlp.get("ffn_hidden_size"), (width,)),
+        ("norm_type", c.raw("norm_type"), ("low_precision_layernorm", "layernorm")),
+    )
+    for name, given, known in covered:
+        if given is not None and given not in known:
+            c.error(f"{name} {show(given)} is not covered, only {' and '.join(map(show, known))}")
     return {
         **base(c, ffn_hidden_size=width, activation="gelu"),
         **biases(False, False, False),

@@ -126,7 +126,7 @@ def olmo(c: ConfigReader) -> Fields:
     """A LayerNorm without weights, eps 1e-5 fixed in the code; clip_qkv clamps q, k and v."""
     attention = c.flag("attention_bias")
     return {
-        **sizes(c, free_head_dim=False),
+        **sizes(c),
         "ffn_hidden_size": c.size("intermediate_size"),
         **norms(c.over({"layer_norm_eps": 1e-5}), "layernorm_without_weights", "layer_norm_eps"),
         **rope(c),

@@ -46,7 +46,15 @@ def seed_oss(c: ConfigReader) -> Fields:
 
 
 def helium(c: ConfigReader) -> Fields:
-    return base(c, rope_interleaved=True, **biases(c.flag("attention_bias"), False, c.flag("mlp_bias")))
+    """The attention's output matrix is hidden x hidden, whatever head_dim says."""
+    fields = base(c, rope_interleaved=True, **biases(c.flag("attention_bias"), False, c.flag("mlp_bias")))
+    heads, size, hidden = fields["num_attention_heads"], fields["head_dim"], fields["hidden_size"]
+    if heads * size != hidden and c.ok("num_attention_heads", "head_dim", "hidden_size"):
+        c.error(
+            f"num_attention_heads {heads} x head_dim {size} is {heads * size}, but helium's attention output"
+            f" takes hidden_size {hidden}: head_dim must be hidden_size / num_attention_heads"
+        )
+    return fields
 
 
 def ernie4_5(c: ConfigReader) -> Fields:

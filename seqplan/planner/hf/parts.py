@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seqplan.planner.hf.reader import ConfigReader, Fields, show
+from seqplan.planner.hf.rope_scaling import rope_scaling
 
 PLAIN: dict[str, str] = {
     "gelu": "gelu",
@@ -82,8 +83,13 @@ def rope(c: ConfigReader, theta: float | None = None) -> Fields:
     nested = c.mapping("rope_parameters") or {}
     full: dict[str, Any] = nested
     window: dict[str, Any] = {}
+    where = "rope_parameters"
     if any(isinstance(value, dict) for value in nested.values()):  # one entry for each kind of layer
         full, window = nested.get("full_attention") or {}, nested.get("sliding_attention") or {}
+        where += ".full_attention"
+        rope_scaling(
+            c.over({}), window, "rope_parameters.sliding_attention"
+        )  # checked; windows are not stretched
     inside = c.over({**c.data, **full})
     whole = c.defaults.get("partial_rotary_factor") in (None, 1.0) and not inside.has("partial_rotary_factor")
     fraction = 1.0 if whole else inside.number("partial_rotary_factor")
@@ -97,24 +103,8 @@ def rope(c: ConfigReader, theta: float | None = None) -> Fields:
         "rope_theta": inside.number("rope_theta", theta),
         "rope_theta_window": c.over({"rope_local_base_freq": local}).optional_number("rope_local_base_freq"),
         "rope_fraction": min(fraction, 1.0),
-        "rope_scaling": _scaling(inside, full),
+        "rope_scaling": rope_scaling(inside, full, where),
     }
-
-
-def _scaling(c: ConfigReader, full: dict[str, Any]) -> dict[str, Any] | None:
-    """The scaling as the file writes it, with its kind under rope_type; None where rope is plain."""
-    found = c.mapping("rope_scaling")
-    if found is None and full:
-        found = {k: v for k, v in full.items() if k not in ("rope_theta", "partial_rotary_factor")}
-    if not found:
-        return None
-    kind = found.get("rope_type", found.get("type", "default"))
-    if not isinstance(kind, str):
-        c.error(f"rope_scaling has rope_type {show(kind)}, not a word")
-        return None
-    if kind in ("default", "mrope"):
-        return None
-    return {"rope_type": kind, **{k: v for k, v in found.items() if k not in ("type", "rope_type")}}
 
 
 def windows(c: ConfigReader, layers: int, is_sliding: Callable[[int], bool] | None = None) -> Fields:

@@ -7,10 +7,10 @@ from seqplan.planner.hf.parts import PLAIN, rope, sizes, windows
 from seqplan.planner.hf.reader import ConfigReader, Fields
 
 
-def base(c: ConfigReader, eps: str, kv_heads: bool = True) -> Fields:
+def base(c: ConfigReader, eps: str, kv_heads: bool = True, free_head_dim: bool = True) -> Fields:
     """LayerNorm with biases before each block, a plain MLP, rotary positions."""
     return {
-        **sizes(c, kv_heads=kv_heads),
+        **sizes(c, free_head_dim, kv_heads),
         "ffn_hidden_size": c.size("intermediate_size"),
         **norms(c, "layernorm", eps, bias=True),
         **rope(c),
@@ -21,13 +21,16 @@ def base(c: ConfigReader, eps: str, kv_heads: bool = True) -> Fields:
 def phi(c: ConfigReader) -> Fields:
     """Attention and MLP side by side after one norm; every matrix is biased, the head too."""
     c.ignore("rotary_dim")
+    fields = {**base(c, "layer_norm_eps"), **_qk_norm(c)}
+    heads, size, hidden = fields["num_attention_heads"], fields["head_dim"], fields["hidden_size"]
+    if "qk_norm" in fields and heads * size != hidden and c.ok("num_attention_heads", "head_dim"):
+        c.error(f"qk_layernorm is for heads of hidden_size / num_attention_heads, not of head_dim {size}")
     return {
-        **base(c, "layer_norm_eps"),
+        **fields,
         **biases(True, True, True),
         "parallel_block": True,
         "shared_norm": True,
         "head_bias": True,
-        **_qk_norm(c),
     }
 
 
@@ -45,7 +48,8 @@ def phi_first(c: ConfigReader) -> Fields:
 
 
 def persimmon(c: ConfigReader) -> Fields:
-    return {**base(c, "layer_norm_eps", kv_heads=False), **biases(True, True, True), **_qk_norm(c)}
+    fields = base(c, "layer_norm_eps", kv_heads=False, free_head_dim=False)
+    return {**fields, **biases(True, True, True), **_qk_norm(c)}
 
 
 def _qk_norm(c: ConfigReader) -> Fields:

@@ -1,7 +1,8 @@
 """Models that seqplan does not plan, told by the keys that say so; all of them named in one line.
 
 A dense estimate of a mixture of experts would be many times too small, and half an encoder-decoder is not
-a model: none of them is ever counted as something else.
+a model: none of them is ever counted as something else. Keys are told by the words in their names rather
+than by a list, since a fork of a known family brings new ones.
 """
 
 from __future__ import annotations
@@ -13,10 +14,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from seqplan.planner.hf.class_names import class_reasons, conditional
+from seqplan.planner.hf.expert_keys import experts, says_no_experts
+from seqplan.planner.hf.meaning import says_nothing
 from seqplan.planner.hf.reader import show
 
-_EXPERTS = re.compile(r"(?!.*(shared|top_|_per_))((\w+_)?n?experts|experts?_(num|count))")
-"""Keys that count experts, not those of one token or the shared ones."""
+_HYBRID = re.compile(
+    r"hybrid|mamba|rwkv|ret_?net|retention|hyena|recurren|delta_?net|linear_att|lightning_att|(^|_)ssm(_|$)",
+    re.IGNORECASE,
+)
+_CROSS = re.compile(r"cross_?att", re.IGNORECASE)
+_SIDE = re.compile(r"(num_|n_)?(encoder|decoder)_(num_)?(hidden_)?layers|(encoder|decoder)_config")
+"""Layers of one side of an encoder-decoder; a model of one stack has no such key."""
+_LAYER_KINDS = re.compile(r"_?(layers?_(block_)?|(token_|sequence_|layer_)?mixer_)types?|(token_|seq)mixers?")
 
 
 @cache
@@ -35,69 +45,65 @@ def refusals(data: Mapping[str, Any]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for prefix, part in places:
         kind = part.get("model_type")
+        classes = class_reasons(part)
+        dense = says_no_experts(part)
         for reason, types, keys in (
-            ("mixture of experts", "experts", [] if _no_experts(part) else _experts(part)),
+            ("mixture of experts", "experts", experts(part)),
             ("encoder-decoder", "encoder_decoder", _encoder_decoder(part)),
-            ("state-space or hybrid layers", "recurrent", _state_space(part, t)),
-            ("multi-head latent attention", "", _given(part, ("kv_lora_rank",))),
+            ("state-space or hybrid layers", "recurrent", _hybrid(part, t)),
+            ("cross-attention", "", _given(part, _matching(part, _CROSS))),
+            ("multi-head latent attention", "", _given(part, t["latent_keys"])),
+            ("layers that share keys and values", "", _given(part, t["shared_kv_keys"])),
             ("more than one tower", "", _given(part, t["tower_keys"])),
         ):
             found = [prefix + key for key in keys]
+            denied = reason == "mixture of experts" and dense
             by_type = isinstance(kind, str) and kind.removesuffix("_text") in t.get(types, ())
-            if by_type and not found and not (types == "experts" and _no_experts(part)):
+            if by_type and not found and not denied:
                 found.append(f"{prefix}model_type={kind}")
+            found += [prefix + name for name in classes.get(reason, ()) if not denied]
             reasons.setdefault(reason, []).extend(found)
+    if not any(reasons.values()):
+        reasons["encoder-decoder or more than one tower"] = conditional(data)
     return [f"{reason} ({', '.join(keys[:3])})" for reason, keys in reasons.items() if keys]
+
+
+def _matching(data: Mapping[str, Any], words: re.Pattern[str]) -> list[str]:
+    return [key for key in data if isinstance(key, str) and words.search(key)]
 
 
 def _given(data: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
     """Those keys that have a value that means something."""
     for key in keys:
         value = data.get(key)
-        if value not in (None, False, 0, 0.0, "", [], {}):
+        if not says_nothing(value):
             yield f"{key}={show(value)}" if not isinstance(value, dict | list) else key
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 1
-
-
-def _experts(data: Mapping[str, Any]) -> Iterator[str]:
-    """A count of experts above one (also one of several layers), or a switch."""
-    for key, value in data.items():
-        counts = value if isinstance(value, list) else [value]
-        if isinstance(key, str) and _EXPERTS.fullmatch(key) and any(_is_count(count) for count in counts):
-            yield f"{key}={show(value)}"
-    for key in ("enable_moe_block", "use_moe", "is_moe"):
-        if data.get(key) is True:
-            yield f"{key}=true"
-    for key in ("moe_config", "ffn_config", "ffn_cfg", "moe"):
-        if isinstance(data.get(key), dict):
-            yield from (f"{key}.{found}" for found in _experts(data[key]))
-
-
-def _no_experts(data: Mapping[str, Any]) -> bool:
-    """A class that can have experts, told to have none: num_experts 0 or 1 is a dense model."""
-    counts = [value for key, value in data.items() if isinstance(key, str) and _EXPERTS.fullmatch(key)]
-    switched = data.get("enable_moe_block") is True
-    return not switched and bool(counts) and all(value in (0, 1) for value in counts)
 
 
 def _encoder_decoder(data: Mapping[str, Any]) -> Iterator[str]:
     if data.get("is_encoder_decoder") is True:
         yield "is_encoder_decoder=true"
-    elif isinstance(data.get("encoder"), dict) and isinstance(data.get("decoder"), dict):
+        return
+    if isinstance(data.get("encoder"), dict) and isinstance(data.get("decoder"), dict):
         yield "encoder and decoder"
-    elif data.get("encoder_layers") and data.get("decoder_layers"):
-        yield "encoder_layers and decoder_layers"
-    if data.get("add_cross_attention") is True:
-        yield "add_cross_attention=true"
+    sides = [
+        key for key in data if isinstance(key, str) and _SIDE.fullmatch(key) and not says_nothing(data[key])
+    ]
+    if sides:
+        yield " and ".join(sides[:2])
 
 
-def _state_space(data: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
-    yield from _given(data, (*tables["hybrid_keys"], *tables["state_keys"]))
-    kinds = data.get("layer_types")
-    if isinstance(kinds, list):
-        other = [kind for kind in kinds if isinstance(kind, str) and kind not in tables["attention_kinds"]]
-        if any(re.search("linear|mamba|conv|recurrent|ssm|rwkv|delta|lightning", kind) for kind in other):
-            yield f"layer_types has {other[0]}"
+def _hybrid(data: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of other kinds of layer, and lists of the layers' kinds that hold one that is no attention."""
+    named = [*tables["hybrid_keys"], *tables["state_keys"]]
+    yield from _given(data, dict.fromkeys([*named, *_matching(data, _HYBRID)]))
+    for key, kinds in data.items():
+        if not isinstance(key, str) or not _LAYER_KINDS.fullmatch(key) or key in named or says_nothing(kinds):
+            continue
+        other = [
+            kind
+            for kind in (kinds if isinstance(kinds, list) else [kinds])
+            if not isinstance(kind, str) or kind not in tables["attention_kinds"]
+        ]
+        if other:
+            yield f"{key} has {other[0] if isinstance(other[0], str) else show(other[0])}"
