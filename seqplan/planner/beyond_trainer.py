@@ -121,7 +121,10 @@ def _least(seconds: Floats) -> Floats:
 
 
 def _bare(table: LayoutTable) -> LayoutTable:
-    """The rows of a grid as a flat table without recomputation, sharding and chunks."""
+    """The rows of a grid as a flat table, without recomputation or chunks and at ZeRO 1.
+
+    That stage communicates once a step only, so that no micro-batch's time has any of it.
+    """
     none = np.zeros(len(table), dtype=np.int64)
     chunked = table.schedule == "interleaved"
     return replace(
@@ -130,6 +133,6 @@ def _bare(table: LayoutTable) -> LayoutTable:
         num_virtual_stages=1,
         recompute=none,
         recompute_layers=none,
-        zero_stage=none,
+        zero_stage=none + 1,
         zero_shard_size=table.dp * table.sp,
     )

@@ -165,14 +165,6 @@ def test_when_the_pins_leave_nothing_legal_they_are_named() -> None:
     assert answer.notes[-1] == "Pinned: --tp 8."
 
 
-def test_where_no_layout_has_so_many_gpus_a_rounder_number_is_told() -> None:
-    answer = suggest(
-        ours(gpus=22, global_batch_size=8, seq_len=4096)
-    )  # eleven divides neither batch nor model
-    assert (answer.pick, answer.legal) == (None, 0)
-    assert re.match(r"16 of the 22 GPUs: dp\d+,", answer.would_fit[0])
-
-
 def test_what_the_trainer_lacks_is_costed_apart() -> None:
     answer = suggest(ours(decoder(parallel_block=True)), top=3)
     assert answer.pick is None

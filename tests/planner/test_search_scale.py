@@ -235,3 +235,10 @@ def test_counts_by_rule_add_up() -> None:
     assert answer.candidates == answer.fitting + sum(fell.count for fell in answer.rejected)
     tables = candidate_tables(WORLDS[0], Pins(), trainer_choices(WORLDS[0]))
     assert answer.candidates == sum(len(table) for table in tables)
+
+
+def test_where_no_layout_has_so_many_gpus_a_rounder_number_is_told() -> None:
+    """Eleven divides neither the batch nor a degree of the model."""
+    asked = question(decoder(), 22, global_batch_size=8, implementation=our_trainer())
+    (line,) = suggest(asked).would_fit
+    assert line.startswith("16 of the 22 GPUs: dp")
