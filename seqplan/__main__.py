@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             status = _command(typed)
         except SeqplanError as error:
-            status = _refuse(error.message, error.hint, as_json="--json" in typed)
+            status = _refuse(error.message, error.hint, as_json="--json" in typed, status=error.exit_status)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -76,7 +76,7 @@ def _system_error(error: OSError) -> str:
     return f"{place}{error.strerror or error}."
 
 
-def _refuse(message: str, hint: str, *, as_json: bool) -> int:
+def _refuse(message: str, hint: str, *, as_json: bool, status: int = BAD_INPUT) -> int:
     """Tell the user what was wrong, in one line."""
     message, hint = " ".join(message.split()), " ".join(hint.split())
     if as_json:
@@ -85,7 +85,7 @@ def _refuse(message: str, hint: str, *, as_json: bool) -> int:
         show_json({"error": {"message": message, "hint": hint}})
     else:
         print(f"seqplan: {message} {hint}".rstrip(), file=sys.stderr)
-    return BAD_INPUT
+    return status
 
 
 if __name__ == "__main__":

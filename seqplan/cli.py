@@ -235,15 +235,18 @@ def run(
     """
     from seqplan import profiles, render
     from seqplan.planner.adopted_plan import RUNTIME, adopted
-    from seqplan.planner.plan import load_plan, plan_warnings
+    from seqplan.planner.plan import load_plan, plan_warnings, require_fit
     from seqplan.runtime.launch import launch
 
     plan = load_plan(plan_file, profiles.load_implementation)
+    ours = profiles.load_implementation(RUNTIME)
     if plan.implementation == RUNTIME:
-        render.tell("warning", plan_warnings(plan, profiles.load_implementation(RUNTIME)))
+        render.tell("warning", plan_warnings(plan, ours))
     else:
-        plan, re_made = adopted(plan, profiles.load_implementation(RUNTIME))
+        plan, re_made = adopted(plan, ours)
         render.tell("warning", [re_made])
+    if options.device != "cpu":  # whose memory is asked for itself
+        require_fit(plan, ours)
     result = launch(plan, [*data, *(more_data or [])], options)
     if result.exit_code:
         raise typer.Exit(result.exit_code)

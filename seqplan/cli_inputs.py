@@ -33,6 +33,8 @@ LARGEST_BATCH_TOKENS = 2**28
 LARGEST_COUNT = 2**40
 """Beyond it a count is a slip, and products of counts would leave 64-bit integers."""
 
+LAYOUT_EXAMPLE = "--layout dp2,pp1,tp4,sp8"
+
 _COUNT = re.compile(r"([0-9]+(?:[_,][0-9]{3})*|[0-9]+)([kKmM]?)")
 _SUFFIXES = {"": 1, "k": 2**10, "m": 2**20}
 
@@ -107,17 +109,36 @@ def read_layout(model: str, typed: str, ask: Ask, pins: Pins) -> tuple[Asked, La
 
 def read_plan(path: Path, ask: Ask, pins: Pins) -> tuple[Asked, Layout]:
     """The question and the layout of a plan file, which fixes all that the flags could say."""
+    if _is_model(path):
+        raise SeqplanError(
+            f"{path} is a model; to explain one of its layouts, say which.",
+            f"Add {LAYOUT_EXAMPLE}, with --cluster, --seq-len and --global-batch-size; or give a plan file.",
+        )
+    if not path.exists():
+        raise SeqplanError(
+            f"{path}: no such plan file, nor a built-in model.",
+            f"Give a plan file, from suggest -o; or MODEL with {LAYOUT_EXAMPLE}.",
+        )
     defaults = Ask()
     changed = [name for name in Ask.model_fields if getattr(ask, name) != getattr(defaults, name)]
     given = [flag_name(name) for name in (*changed, *pins.given())]
     if given:
         raise SeqplanError(
             f"{', '.join(given)} beside a plan file would change what it says.",
-            "To explain another layout give MODEL and --layout dp2,pp1,tp4,sp8.",
+            f"To explain another layout give MODEL and {LAYOUT_EXAMPLE}.",
         )
     plan = load_plan(path)
     trainer = profiles.load_implementation(plan.implementation)
     return Asked(plan.question(trainer), warnings=list(plan_warnings(plan, trainer))), plan.layout
+
+
+def _is_model(path: Path) -> bool:
+    """Whether MODEL could be this: a built-in name, a folder with a config.json, or a file that is one."""
+    try:
+        profiles.load_model(str(path))
+    except SeqplanError:
+        return False
+    return True
 
 
 def read_count(flag: str, typed: str, notes: list[str]) -> int:

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from seqplan.runtime.train import _check_finite
+from seqplan.runtime.trainer import StepResult
 from tests.command_line import TINY, Seqplan, refusal, replaced, runner
 
 
@@ -46,7 +49,14 @@ BAD = [
     (["suggest", *["no-such-model", *TINY[1:]]], "no-such-model"),
     (["suggest", *replaced(TINY, "--cluster", "no-such-cluster")], "no-such-cluster"),
     (["suggest", *TINY, "-o", "no/such/folder/plan.yaml"], "no/such/folder"),
-    (["explain", "tiny"], "tiny"),
+    (["explain", "tiny"], "tiny is a model; to explain one of its layouts, say which. Add --layout dp2,"),
+    (["explain", *TINY], "Add --layout dp2,pp1,tp4,sp8, with --cluster, --seq-len and --global-batch-size"),
+    (
+        ["explain", "tine"],
+        "tine: no such plan file, nor a built-in model. Give a plan file, from suggest -o;",
+    ),
+    (["run", "plan.yaml", "--data", "x", "--steps", "1", "--lr", "inf"], "should be a finite number"),
+    (["run", "plan.yaml", "--data", "x", "--steps", "1", "--timeout", "nan"], "should be "),
     (["explain", *TINY, "--layout", "dp2,tp"], "dp2,tp"),
     (["explain", *TINY, "--layout", "dp2,tp2", "--tp", "4"], "--layout says tp=2 and --tp says 4"),
     (["models", "no-such-model"], "no-such-model"),
@@ -71,6 +81,39 @@ def test_errors_as_json(seqplan: Seqplan, arguments: list[str]) -> None:
     assert answer["schema"] == "seqplan-json/1"
     assert set(answer["error"]) == {"message", "hint"}
     assert answer["error"]["message"]
+
+
+def test_work_that_failed_is_one_line_with_exit_1(seqplan: Seqplan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(typed: list[str]) -> int:
+        _check_finite(7, StepResult(float("nan"), 1.0, 0.1, 5))
+        return 0
+
+    monkeypatch.setattr("seqplan.__main__._command", diverge)
+    done = seqplan("run")
+    assert done.status == 1
+    assert done.err.startswith(
+        "seqplan: The loss is nan and the gradient norm 1 at step 7 (learning rate 0.1)."
+    )
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_plan_beyond_its_device_is_not_started(seqplan: Seqplan, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    assert seqplan("suggest", *TINY, "-o", str(plan)).status == 0
+    data = yaml.safe_load(plan.read_text())
+    data["train"]["headroom_fraction"] = 0.9999
+    plan.write_text(yaml.safe_dump(data))
+    text = tmp_path / "text.txt"
+    text.write_text("some text to read. " * 500)
+    done = seqplan(
+        "run", str(plan), "--data", str(text), "--steps", "1", "--output-dir", str(tmp_path / "out")
+    )
+    assert done.status == 2
+    line = done.err.splitlines()[-1]
+    assert "this plan does not fit" in line
+    assert "too much" in line
+    assert line.endswith("Make a new plan: seqplan suggest -o.")
+    assert not (tmp_path / "out").exists()
 
 
 def test_swapped_files_are_seen(seqplan: Seqplan, tmp_path: Path) -> None:

@@ -20,24 +20,27 @@ from pydantic import Field
 from seqplan import __version__
 from seqplan.planner.cluster_spec import ClusterSpec, Kernel
 from seqplan.planner.errors import SeqplanError
+from seqplan.planner.estimate_changes import Difference, differences
 from seqplan.planner.implementation import Capabilities, ImplementationSpec
 from seqplan.planner.layout import Attention, Layout, Recompute, Schedule
 from seqplan.planner.legality import reasons, run_reasons
-from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.model_features import FEATURES
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, TimeEstimate
+from seqplan.planner.scan import memory_text
+from seqplan.planner.search import score
 from seqplan.planner.spec import Spec
 from seqplan.planner.strict_yaml import load_yaml
-from seqplan.planner.time_model import time_estimate
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.validation import validate_spec
 
 SCHEMA = "seqplan/1"
 
-SAME_ESTIMATE = 1e-3
-"""Relative difference up to which the estimate in a file counts as the one that this version makes."""
+MOST_CHANGES = 3
+"""Numbers of the estimate whose change a warning says; of more the count."""
+
+_CALLED = {"memory.peak_bytes": "peak memory", "time.step_time_s": "step time"}
 
 
 class Estimate(Spec):
@@ -185,6 +188,7 @@ def load_plan(path: Path, load_implementation: LoadImplementation | None = None)
         broken = run_reasons(plan.question(load_implementation(plan.implementation)), plan.layout)
     if broken:
         raise SeqplanError(f"{path}: {' '.join(reason.message for reason in broken)}")
+    _check_stages(path, plan)
     return plan
 
 
@@ -203,6 +207,23 @@ def _check_schema(path: Path, data: dict[str, Any]) -> None:
     raise SeqplanError(f"{path}: schema is {schema!r}, not {SCHEMA}.", "Make the plan again: suggest -o.")
 
 
+def _check_stages(path: Path, plan: Plan) -> None:
+    """The estimate has every stage once, and its worst is one of them: all that reads it relies on that."""
+    memory, pp = plan.estimate.memory, plan.layout.pp
+    found = [stage.stage for stage in memory.stages]
+    if found != list(range(pp)):
+        shown = ", ".join(map(str, found[:8])) + (", ..." if len(found) > 8 else "")
+        raise SeqplanError(
+            f"{path}: estimate.memory.stages are {shown or 'none'}, and pp={pp} has 0 to {pp - 1}.",
+            "Make the plan again: suggest -o.",
+        )
+    if memory.worst_stage not in found:
+        raise SeqplanError(
+            f"{path}: estimate.memory.worst_stage = {memory.worst_stage} must be one of 0 to {pp - 1}.",
+            "Make the plan again: suggest -o.",
+        )
+
+
 def plan_warnings(plan: Plan, implementation: ImplementationSpec) -> tuple[str, ...]:
     """Where the file is no longer what this version would write: changed inputs, another estimate."""
     question = plan.question(implementation)
@@ -211,17 +232,37 @@ def plan_warnings(plan: Plan, implementation: ImplementationSpec) -> tuple[str, 
         for kind, now in input_hashes(question).items()
         if plan.provenance.inputs.get(kind) != now
     ]
-    memory, time = memory_estimate(question, plan.layout), time_estimate(question, plan.layout)
-    for what, planned, now_value in (
-        ("peak memory", plan.estimate.memory.peak_bytes, memory.peak_bytes),
-        ("step time", plan.estimate.time.step_time_s, time.step_time_s),
-    ):
-        if abs(planned - now_value) > SAME_ESTIMATE * abs(now_value):
-            found.append(
-                f"the plan's {what} is {planned:.6g} and seqplan {__version__} estimates {now_value:.6g} "
-                f"({planned / now_value - 1:+.1%}; plan made by {plan.provenance.seqplan_version})."
-            )
+    scored = score(question, plan.layout)
+    if scored.memory is not None and scored.time is not None:
+        now_estimate = Estimate(memory=scored.memory, time=scored.time)
+        found += _changes(plan, differences(plan.estimate.model_dump(), now_estimate.model_dump()))
     return tuple(found)
+
+
+def _changes(plan: Plan, changed: list[Difference]) -> list[str]:
+    """What the estimates differ in: a line for each of the first, the two that matter most before all."""
+    first = sorted(changed, key=lambda each: each.path not in ("memory.peak_bytes", "time.step_time_s"))
+    lines = [
+        f"the plan's {_CALLED.get(each.path, each.path)} is {each.planned} and seqplan {__version__} "
+        f"estimates {each.now} ({each.by}plan made by {plan.provenance.seqplan_version})."
+        for each in first[:MOST_CHANGES]
+    ]
+    more = len(first) - MOST_CHANGES
+    return lines + [f"{more} more numbers of the plan's estimate differ."] * (more > 0)
+
+
+def require_fit(plan: Plan, implementation: ImplementationSpec) -> None:
+    """SeqplanError where this version finds that the run needs more memory than its device gives it."""
+    memory = score(plan.question(implementation), plan.layout).memory
+    assert memory is not None, "a plan that can be run can be costed"
+    if memory.peak_bytes <= memory.limit_bytes:
+        return
+    worst = memory.stages[memory.worst_stage]
+    text = memory_text(worst.stage, worst.peak_bytes, memory.limit_bytes, worst.by_kind)
+    raise SeqplanError(
+        f"this plan does not fit {plan.cluster.device.name}: {text}",
+        "Make a new plan: seqplan suggest -o.",
+    )
 
 
 _ANY_TRAINER = ImplementationSpec(

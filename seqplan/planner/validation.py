@@ -130,7 +130,7 @@ def _unknown_key(
     if name in foreign:
         return f"unknown key {path} (here {_shown(value)}): write {foreign[name]}"
     parent = _model_at(spec, loc[:-1])
-    known = sorted(parent.model_fields) if parent else []
+    known = sorted(field.alias or key for key, field in parent.model_fields.items()) if parent else []
     few = known if len(known) <= MOST_KEYS else []
     hint = nearest(name, known) or (f"known keys: {', '.join(few)}" if few else "")
     return f"unknown key {path}" + (f" ({hint})" if hint else "")

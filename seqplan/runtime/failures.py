@@ -15,11 +15,12 @@ import traceback
 from pathlib import Path
 from typing import Literal
 
-from seqplan.planner.errors import SeqplanError
+from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.planner.spec import Spec
 
-Kind = Literal["user", "own", "peer lost", "peer silent"]
-"""A wrong input; a fault of this rank; another rank that ended; another one that did not answer in time."""
+Kind = Literal["user", "diverged", "own", "peer lost", "peer silent"]
+"""A wrong input; a loss that is not finite; a fault of this rank; another rank that ended; another one
+that did not answer in time."""
 
 _LOST = (
     "connection closed by peer",
@@ -50,7 +51,7 @@ def classify(error: BaseException) -> Kind:
     torch raises plain RuntimeErrors for gloo, so the text has to be read (torch 2.13).
     """
     if isinstance(error, SeqplanError):
-        return "user"
+        return "diverged" if isinstance(error, FailedError) else "user"
     text = str(error).lower()
     if isinstance(error, RuntimeError) and any(word in text for word in _TRANSPORT):
         if any(word in text for word in _LOST):
@@ -96,15 +97,16 @@ def explain_failure(
 ) -> str:
     """The block for the user. `rank`, `pid` and `exit_code` are what the launcher saw first.
 
-    Raises SeqplanError when the cause is a wrong input: that is one line, not a traceback.
+    Raises SeqplanError when the cause is a wrong input or a loss that diverged: one line, not a traceback.
     """
     records = read_records(folder)
     died_without_word = exit_code < 0 or all(record.rank != rank for record in records)
-    if died_without_word and not any(record.kind in ("user", "own") for record in records):
+    if died_without_word and not any(record.kind in ("user", "diverged", "own") for record in records):
         return _died(rank, pid, exit_code, world_size)
     cause = records[0]
-    if cause.kind == "user":
-        raise SeqplanError(f"rank {cause.rank}: {cause.error}", cause.hint)
+    if cause.kind in ("user", "diverged"):
+        error = FailedError if cause.kind == "diverged" else SeqplanError
+        raise error(f"rank {cause.rank}: {cause.error}", cause.hint)
     if cause.kind == "peer lost":  # its traceback says nothing: the cause stands in the other node's output
         return (
             f"rank {cause.rank} of {world_size} lost its connection: a rank on another node has ended."

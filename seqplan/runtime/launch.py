@@ -49,6 +49,9 @@ PRELOAD = [
 """What the fork server imports, once for all ranks."""
 
 FAILED = 1
+SHUTDOWN_S = 5
+"""How long a rank has to end after SIGTERM. One that is stopped (SIGSTOP) never does, and is killed then."""
+
 SIGNAL_BASE = 128
 """Exit status of a process that was ended by a signal, as shells report it: 128 + its number."""
 
@@ -137,11 +140,11 @@ def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
         max_restarts=0,
         start_method=_start_method(),
         logs_specs=DefaultLogsSpecs(log_dir=str(job.log_dir / "elastic")),
-        shutdown_timeout=5,
+        shutdown_timeout=SHUTDOWN_S,
         **_rendezvous(nodes, job.options.timeout_s),
     )
     console = Console(stderr=True, highlight=False, markup=False)
-    with _quiet_torch(), _same_signal_handlers():
+    with _quiet_torch(), _same_signal_handlers(), _soon_killed():
         try:
             results: Mapping[int, Any] = elastic_launch(config, rank_main)(job)
             return RunResult(0, results.get(0))
@@ -182,7 +185,8 @@ def _nodes_did_not_meet(error: Exception, nodes: Nodes, timeout_s: float) -> Seq
     others = ", ".join(str(rank) for rank in range(nodes.nnodes) if rank != nodes.node_rank)
     return SeqplanError(
         f"Not all {nodes.nnodes} nodes met at {nodes.endpoint} within {timeout_s:g} s.",
-        f"Start the same command with --node-rank {others} too, and let every node reach that address.",
+        f"Start the same command with --node-rank {others} too, with the same plan file on every node, "
+        "and let every node reach that address.",
     )
 
 
@@ -247,6 +251,23 @@ def _quiet_torch() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def _soon_killed() -> Iterator[None]:
+    """SHUTDOWN_S also after a rank has failed: there torch takes 30 s, which no option changes (2.13)."""
+    from torch.multiprocessing.spawn import ProcessContext
+
+    wait = ProcessContext._join_procs_with_timeout
+
+    def shorter(context: ProcessContext, timeout: float) -> None:
+        wait(context, min(timeout, SHUTDOWN_S))
+
+    ProcessContext._join_procs_with_timeout = shorter  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ProcessContext._join_procs_with_timeout = wait  # type: ignore[method-assign]
 
 
 @contextmanager

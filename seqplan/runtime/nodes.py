@@ -42,8 +42,14 @@ def find_nodes(options: RunOptions, world_size: int, environment: Mapping[str, s
         if node_rank is None:
             node_rank = _number(environment, "SLURM_NODEID")
         if endpoint is None:
-            host = first_host(environment.get("SLURM_STEP_NODELIST") or environment["SLURM_JOB_NODELIST"])
-            endpoint = f"{host}:{_FIRST_PORT + _number(environment, 'SLURM_JOB_ID') % _NUM_PORTS}"
+            nodelist = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+            if nodelist:
+                port = _FIRST_PORT + _number(environment, "SLURM_JOB_ID") % _NUM_PORTS
+                endpoint = f"{first_host(nodelist)}:{port}"
+            else:
+                faults.append(
+                    f"SLURM_NNODES={nnodes}, but SLURM_JOB_NODELIST, which names node 0, is not set"
+                )
     if nnodes > 1:
         if node_rank is None:
             faults.append(f"nnodes={nnodes} needs --node-rank (0 to {nnodes - 1})")

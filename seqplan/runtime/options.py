@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.spec import Spec
@@ -17,6 +17,8 @@ from seqplan.planner.spec import Spec
 
 class RunOptions(Spec):
     """One run of a plan. Steps are counted from 1."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     steps: int = Field(ge=1, description="optimizer steps")
     learning_rate: float = Field(default=3e-4, gt=0, description="the peak, reached after the warm-up")

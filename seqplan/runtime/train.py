@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from seqplan.planner.errors import SeqplanError
+from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.runtime.data import BatchPart, Data, TextData
 from seqplan.runtime.metrics import RankReport, RunSummary, measure_peak_bytes
 from seqplan.runtime.options import RunOptions
@@ -159,7 +159,7 @@ def limit_all_groups(timeout: timedelta) -> None:
 
 def _check_finite(step: int, result: StepResult) -> None:
     if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
-        raise SeqplanError(
+        raise FailedError(
             f"The loss is {result.loss:g} and the gradient norm {result.grad_norm:g} at step {step}"
             f" (learning rate {result.learning_rate:g}).",
             "Lower learning_rate, lengthen warmup_steps, or set clip_norm.",

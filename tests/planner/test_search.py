@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import pytest
@@ -19,9 +18,6 @@ from seqplan.planner.search import score, suggest
 from seqplan.planner.time_model import time_estimate
 from tests.planner.formula_cases import our_trainer
 from tests.planner.samples import GIB, decoder, encoder, gpt2, layout, old_cluster, question
-
-SEARCH_CPU_S = 0.4
-"""The whole command may take 1.0 CPU-seconds, of which imports take about 0.5."""
 
 
 def ours(model: Any = None, gpus: int = 8, **changes: Any) -> Question:
@@ -281,14 +277,11 @@ def test_any_world_size_gets_a_plan(gpus: int) -> None:
     ],
     ids=["bert-large on 64 old devices", "70B on 64"],
 )
-def test_the_search_is_fast(asked: Question) -> None:
-    seconds = []
-    for _ in range(3):  # the least of three: other processes share the machine
-        start = time.process_time()
-        answer = suggest(asked)
-        seconds.append(time.process_time() - start)
+def test_thousands_of_candidates_are_searched(asked: Question) -> None:
+    # How fast: benchmarks/commands.py.
+    answer = suggest(asked)
     assert answer.candidates > 5000
-    assert min(seconds) < SEARCH_CPU_S
+    assert answer.pick is not None
 
 
 def test_a_pin_is_a_field_of_a_layout() -> None:

@@ -42,6 +42,17 @@ def _cart(**changes: Any) -> dict[str, Any]:
     }
 
 
+class Written(Spec):
+    schema_: Literal["cart/1"] = Field(default="cart/1", alias="schema")
+    name: str
+
+
+def test_known_keys_are_called_as_they_are_written() -> None:
+    with pytest.raises(SeqplanError) as caught:
+        validate_spec(Written, {"name": "c", "zzz": 1}, "f")
+    assert caught.value.message == "f: unknown key zzz (known keys: name, schema)."
+
+
 def test_lists_become_tuples() -> None:
     assert validate_spec(Cart, _cart(), "f").wheels[0].spokes == 8
 

@@ -122,6 +122,10 @@ def _hang() -> None:
     time.sleep(1000)
 
 
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _wrong_input() -> None:
     raise SeqplanError("this input is wrong.", "Give another.")
 
@@ -142,6 +146,10 @@ def make_hanging(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
     return FakeTrainer(_hang, options)
 
 
+def make_stopped(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
+    return FakeTrainer(_stop, options)
+
+
 def make_misused(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
     return FakeTrainer(_wrong_input, options)
 
@@ -151,6 +159,7 @@ TRAINERS = {
     "killed": make_killed,
     "raising": make_raising,
     "hanging": make_hanging,
+    "stopped": make_stopped,
     "misused": make_misused,
 }
 

@@ -24,6 +24,9 @@ from tests.runtime.fake_run import fake_run, pid_file
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 RANKS = 2
+TIMEOUT_S = 5.0
+STOPPED_WITHIN_S = 15.0
+"""After the timeout: 2 s of patience and 5 s for SIGTERM, the rest is a busy machine; torch takes 30 s."""
 GONE_WITHIN_S = 10.0
 """How soon every rank must be gone after the launcher: they are killed, the rest is a busy machine."""
 
@@ -101,6 +104,17 @@ def test_a_hang_ends_at_the_timeout_and_names_the_place(
     assert "rank 0 of 2 waited timeout_s=5 s for another rank in vain" in said
     assert "rank 1 was at: " in said
     assert "in _hang" in said
+    assert_gone(ranks_of(tmp_path))
+
+
+def test_a_stopped_rank_is_killed_soon_after_the_timeout(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SIGTERM waits for ever at a process that is stopped."""
+    assert fake_run("stopped", RANKS, tmp_path, timeout_s=TIMEOUT_S).exit_code == 1
+    stopped_s = (tmp_path / "metrics.jsonl").stat().st_mtime  # the last step before it
+    assert time.time() - stopped_s < TIMEOUT_S + STOPPED_WITHIN_S
+    assert "rank 0 of 2 waited timeout_s=5 s for another rank in vain" in capfd.readouterr().err
     assert_gone(ranks_of(tmp_path))
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from seqplan.planner.errors import SeqplanError
+from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.runtime import host_memory
 from seqplan.runtime import launch as launch_module
 from seqplan.runtime.failures import classify, explain_failure, record_failure, stack_file
@@ -58,6 +59,14 @@ def test_nodes(options: dict[str, Any], environment: dict[str, str], expected: N
         ({"nnodes": 2, "node_rank": 0, "rdzv_endpoint": "a"}, {}, ["HOST:PORT of node 0, not 'a'"]),
         ({"rdzv_endpoint": "a:1"}, {}, ["rdzv_endpoint=a:1 is given, but nnodes is 1"]),
         ({}, {**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, ["SLURM started 8 tasks on 2 nodes"]),
+        (
+            {},
+            {"SLURM_NNODES": "2"},
+            [
+                "SLURM_NNODES=2, but SLURM_JOB_NODELIST, which names node 0, is not set",
+                "nnodes=2 needs --rdzv-endpoint HOST:PORT",
+            ],
+        ),
         ({}, {**SLURM, "SLURM_NNODES": "two"}, ["SLURM_NNODES='two' is not a number"]),
     ],
 )
@@ -138,7 +147,7 @@ def test_nodes_that_do_not_meet_are_one_line() -> None:
     assert busy.message == "Node 1 cannot open host:1234: the port is in use."
     late = launch_module._nodes_did_not_meet(RuntimeError("timed out\nframe #0"), nodes, 5.0)
     assert late.message == "Not all 3 nodes met at host:1234 within 5 s."
-    assert "--node-rank 0, 2 too" in late.hint
+    assert "--node-rank 0, 2 too, with the same plan file on every node," in late.hint
 
 
 def test_a_plan_for_gpus_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +172,7 @@ def test_a_plan_for_gpus_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "own"),
         (ValueError("timeout of gloo"), "own"),
         (SeqplanError("x"), "user"),
+        (FailedError("x"), "diverged"),
     ],
 )
 def test_causes_and_consequences(error: Exception, kind: str) -> None:
@@ -233,6 +243,21 @@ def test_a_wrong_input_keeps_its_hint(tmp_path: Path) -> None:
     with pytest.raises(SeqplanError) as caught:
         explain(tmp_path, 0, 1)
     assert (caught.value.message, caught.value.hint) == ("rank 2: the file is gone.", "Put it back.")
+
+
+def test_a_diverged_loss_is_one_line_but_no_wrong_input(tmp_path: Path) -> None:
+    failed(tmp_path, 1, FailedError("The loss is nan.", "Lower learning_rate."))
+    failed(tmp_path, 0, LOST)
+    with pytest.raises(FailedError) as caught:
+        explain(tmp_path, 0, 1)
+    assert str(caught.value) == "rank 1: The loss is nan. Lower learning_rate."
+    assert (caught.value.exit_status, SeqplanError("x").exit_status) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "timeout_s", "weight_decay", "clip_norm"])
+def test_options_are_finite(name: str) -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        RunOptions.model_validate({"steps": 1, name: float("inf")})
 
 
 def test_wrong_options_are_named_together() -> None:
