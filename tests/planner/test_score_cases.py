@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,9 +21,6 @@ from tests.planner.samples import cluster, decoder, encoder, gpt2, layout, old_c
 MODELS = {"llama": decoder(name="llama"), "bert": encoder(name="bert"), "gpt2": gpt2()}
 CLUSTERS = {"new": cluster(), "old": old_cluster()}
 TRAINERS = {"seqplan": our_trainer(), "other": trainer()}
-
-CASES_CPU_S = 10.0
-"""10,000 cases; about 5 CPU-seconds where nothing else runs."""
 
 
 def named(kind: str, known: Mapping[str, Any], name: str) -> Any:
@@ -230,10 +226,8 @@ def test_blank_lines_are_no_cases_and_order_is_kept_over_blocks() -> None:
     assert [answer["legal"] for answer in found[:4]] == [False, True, False, True]
 
 
-def test_ten_thousand_cases_are_quick() -> None:
-    lines = [json.dumps(each) for each in many(10_000)]
-    start = time.process_time()
-    found = list(score_cases(lines, LOADERS))
-    assert time.process_time() - start < CASES_CPU_S
+def test_ten_thousand_cases() -> None:
+    # How fast: benchmarks/commands.py.
+    found = list(score_cases([json.dumps(each) for each in many(10_000)], LOADERS))
     assert len(found) == 10_000
     assert not any("error" in answer for answer in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -20,9 +19,6 @@ from seqplan.profiles import this_machine
 from seqplan.profiles.cluster_file import cluster_from
 from seqplan.profiles.resources import DEVICES, LINKS, MODELS, profile_names, read_profile
 from seqplan.profiles.unknown_name import nearest_names
-
-LOAD_S = 0.03
-"""CPU time for one profile: `suggest` has 1 s in all."""
 
 TB, GB, TFLOP = 1e12, 1e9, 1e12
 
@@ -194,14 +190,6 @@ def test_every_model_loads_with_its_source(name: str) -> None:
 @pytest.mark.parametrize("name", profiles.implementation_names())
 def test_every_implementation_loads(name: str) -> None:
     assert profiles.load_implementation(name).name == name
-
-
-def test_loading_is_quick() -> None:
-    for load, name in ((profiles.load_cluster, "dgx-h100"), (profiles.load_model, "llama3-70b")):
-        read_profile.cache_clear()
-        started = time.process_time()
-        load(name)
-        assert time.process_time() - started < LOAD_S
 
 
 @pytest.mark.parametrize(
