@@ -34,6 +34,9 @@ FIRST_SM_WITH_BF16 = 80
 """Compute capability 8.0 (NVIDIA A100 whitepaper, 2020: bf16 is new in it)."""
 
 
+NO_CURVE = Quantity(0.0, "assumed: the same rate at every size")
+
+
 class DeviceSpec(Spec):
     """One accelerator as the scheduler sees it (one GCD of an MI250X, one core of a CPU)."""
 
@@ -58,6 +61,24 @@ class DeviceSpec(Spec):
     attention_efficiency: ShareQuantity = Field(
         description="share of the peak that the attention kernel reaches"
     )
+    matmul_dtype_efficiency: dict[Literal["fp32", "fp16", "bf16", "fp8"], ShareQuantity] = Field(
+        default_factory=dict, description="the same for single dtypes, where they differ"
+    )
+    attention_dtype_efficiency: dict[Literal["fp32", "fp16", "bf16"], ShareQuantity] = Field(
+        default_factory=dict, description="the same for single dtypes, where they differ"
+    )
+    matmul_half_outputs: Quantity = Field(
+        default=NO_CURVE, description="elements of a matmul's result at which it reaches half of its rate"
+    )
+    matmul_half_depth: Quantity = Field(
+        default=NO_CURVE, description="products a result element at which a matmul reaches half of its rate"
+    )
+    matmul_tile: Quantity = Field(
+        default=NO_CURVE, description="rows and columns are computed in whole tiles of this many"
+    )
+    attention_half_tokens: Quantity = Field(
+        default=NO_CURVE, description="tokens of a block at which attention reaches half of its rate"
+    )
     memory_efficiency: ShareQuantity = Field(
         description="share of the bandwidth that elementwise work reaches"
     )
@@ -68,11 +89,23 @@ class DeviceSpec(Spec):
     )
 
     def kernels(self, dtype: str, head_dim: int) -> tuple[Kernel, ...]:
-        """Kernels for one dtype and head size, best first."""
+        """Kernels for one dtype and head size, best first; attention beside float8 matmuls runs in bf16."""
+        if dtype == "fp8" and "fp8" not in self.peak_flops_per_s:
+            return ()
         for name, kernels in self.attention_kernels.items():
-            if name == dtype:
+            if name == ("bf16" if dtype == "fp8" else dtype):
                 return tuple(each for each in kernels if head_dim <= self.max_head_dim.get(each, head_dim))
         return ()
+
+    def matmul_share(self, dtype: str) -> float:
+        """Share of a dtype's peak that a big matmul reaches."""
+        shares: dict[str, float] = {name: float(x) for name, x in self.matmul_dtype_efficiency.items()}
+        return float(shares.get(dtype, self.matmul_efficiency))
+
+    def attention_share(self, dtype: str) -> float:
+        """Share of a dtype's peak that fused attention reaches on long blocks."""
+        shares: dict[str, float] = {name: float(x) for name, x in self.attention_dtype_efficiency.items()}
+        return float(shares.get(dtype, self.attention_efficiency))
 
     @model_validator(mode="after")
     def _consistent(self) -> DeviceSpec:

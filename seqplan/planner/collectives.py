@@ -6,7 +6,10 @@ over the group and its bytes over the slowest link on the way. Between nodes, al
 communicate at the same time and share its NICs in proportion to the ranks that they have there.
 
 Volumes (Thakur et al. 2005): all-gather and reduce-scatter (n-1)/n of the whole tensor, all-reduce twice
-that, point to point all of it.
+that, point to point all of it. Latencies: n-1 steps of a ring; an all-reduce goes through trees where they
+are shorter, and so waits no longer than an all-gather (measured on NVSwitch, H100: 10, 15 and 31 us over 2, 4
+and 8 GPUs, an all-gather 8, 17 and 30 us; autoparallel's table of NCCL). What is sent in several messages,
+as a layer's weights at a time, pays the latency for each.
 """
 
 from __future__ import annotations
@@ -105,18 +108,19 @@ class Network:
     def _latency_s(self, group: Group) -> Floats:
         return np.where(group.inside_node, self.intra_latency_s, self.inter_latency_s)
 
-    def all_gather_s(self, whole_bytes: Any, group: Group) -> Floats:
-        """`whole_bytes`: of the gathered tensor. A reduce-scatter takes the same time."""
+    def all_gather_s(self, whole_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
+        """`whole_bytes`: of all gathered tensors together. A reduce-scatter takes the same time."""
         steps = group.size - 1.0
-        return np.asarray(
-            steps * self._latency_s(group) + steps / group.size * whole_bytes / self._rate(group)
-        )
+        transfer = steps / group.size * whole_bytes / self._rate(group)
+        return np.asarray(messages * steps * self._latency_s(group) + transfer)
 
     reduce_scatter_s = all_gather_s
 
-    def all_reduce_s(self, tensor_bytes: Any, group: Group) -> Floats:
-        """A reduce-scatter and an all-gather."""
-        return 2.0 * self.all_gather_s(tensor_bytes, group)
+    def all_reduce_s(self, tensor_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
+        """The volume of a reduce-scatter and an all-gather."""
+        steps = np.minimum(group.size - 1.0, 2.0 * np.log2(group.size))
+        transfer = 2.0 * (group.size - 1.0) / group.size * tensor_bytes / self._rate(group)
+        return np.asarray(messages * steps * self._latency_s(group) + transfer)
 
     def neighbour_s(self, sent_bytes: Any, group: Group) -> Floats:
         """Every rank sends to the next of its group at once: a ring hop, or a stage boundary.

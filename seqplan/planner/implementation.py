@@ -16,6 +16,7 @@ from seqplan.planner.activations import LayerRow, TensorRow, WorkingRow
 from seqplan.planner.layout import Attention, Kernel, Recompute, Schedule, StageBalance
 from seqplan.planner.spec import Spec
 from seqplan.planner.train_spec import Optimizer
+from seqplan.planner.trainer_time import TrainerTime
 
 
 class Capabilities(Spec):
@@ -65,6 +66,7 @@ class ImplementationSpec(Spec):
     name: str
     source: str
     capabilities: Capabilities
+    time: TrainerTime = Field(default_factory=TrainerTime, description="what its way of working costs")
     gradients_between_steps: bool = Field(
         default=True, description="gradients stay allocated when the optimizer has used them"
     )

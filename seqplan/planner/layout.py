@@ -66,7 +66,7 @@ class Layout(Spec):
     zero_shard_size: int | None = Field(
         default=None, ge=1, le=LARGEST_COUNT, description="ranks of dp x sp that share states; left out: all"
     )
-    precision: Literal["fp32", "bf16", "fp16"]
+    precision: Literal["fp32", "bf16", "fp16", "fp8"]
     tp_sequence_parallel: bool = Field(
         default=False, description="norms and residuals split over tp by tokens"
     )

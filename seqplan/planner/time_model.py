@@ -17,12 +17,13 @@ import numpy as np
 
 from seqplan.planner.activations import Floats
 from seqplan.planner.collectives import Group, Network
-from seqplan.planner.data_parallel_time import data_parallel_time
+from seqplan.planner.data_parallel_time import DataParallelClock
 from seqplan.planner.flops import model_flops_per_step
 from seqplan.planner.layer_time import EndTime, LayerClock, LayerTime, PassTime
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_table import LayoutTable, from_layout
 from seqplan.planner.model_states import RankParameters, head_stage, rank_parameters
+from seqplan.planner.peak_memory import peak_memory
 from seqplan.planner.question import Question
 from seqplan.planner.results import TIME_KINDS, TimeEstimate
 
@@ -74,6 +75,7 @@ class _StageTime:
 
 def _stage_time(
     clock: LayerClock,
+    reduction: DataParallelClock,
     layer: LayerTime,
     ends: list[EndTime],
     boundaries: int,
@@ -84,25 +86,36 @@ def _stage_time(
     recomputed = np.minimum(table.recompute_layers, layers)
     full = np.where(table.is_recompute("full"), recomputed, 0)
     selective = np.where(table.is_recompute("selective"), recomputed, 0)
-    again = [(full, layer.forward), (selective, layer.core_attention_forward)]
+    again = [(full, layer.forward), (selective, layer.selective_forward)]
     forwards: list[tuple[Any, PassTime]] = [(layers, layer.forward), *((1, end.forward) for end in ends)]
     backwards: list[tuple[Any, PassTime]] = [(layers, layer.backward), *((1, end.backward) for end in ends)]
     everything = [*forwards, *backwards, *again]
     # Only computation hides a reduction: what tp and sp wait for uses the same links.
     forward_s = sum(times * part.compute for times, part in forwards)
     backward_s = sum(times * part.compute for times, part in [*backwards, *again])
-    data_parallel = data_parallel_time(clock.network, table, parameters, layers, forward_s, backward_s)
+    data_parallel = reduction.exposed(parameters, layers, forward_s, backward_s)
     values = clock.values
     sent = values["e"] * values["Tr"] * values["h"]
     # A chunked schedule sends every micro-batch over each boundary once a chunk.
-    hop = clock.network.neighbour_s(sent, clock.network.group(table, ("pp",))) * table.num_virtual_stages
+    if clock.costs.transfers_split_over_tp:
+        part = values["e"] * values["T"] * values["h"]
+        gathered = np.where(
+            values["tp_sequence_parallel"], 0.0, clock.network.all_gather_s(part, clock.tp_group)
+        )
+        hop = clock.network.neighbour_s(part / values["tp"], clock.stage_group) + gathered
+    else:
+        hop = clock.network.neighbour_s(sent, clock.stage_group)
+    hop = (hop + float(clock.costs.stage_transfer_s)) * table.num_virtual_stages
+    unsharded = (table.zero_stage == 0) & (table.dp * table.sp > 1) & clock.transfers_leave_node
+    waits = unsharded * float(clock.costs.unsharded_transfers_s)
     by_kind = {
-        "compute": sum(times * part.compute for times, part in [*forwards, *backwards]),
+        "compute": sum(times * part.compute for times, part in [*forwards, *backwards])
+        + float(clock.costs.micro_batch_s),
         "recompute": sum(times * part.compute for times, part in again),
         "tp": sum(times * part.tp for times, part in everything),
         "sp": sum(times * part.sp for times, part in everything),
         "pp": boundaries * hop,
-        "dp": data_parallel.each_micro_batch,
+        "dp": data_parallel.each_micro_batch + waits,
     }
     return _StageTime(by_kind, data_parallel.once)
 
@@ -112,6 +125,7 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
     network = Network.of(question)
     clock = LayerClock(question, table, network)
     parameters = rank_parameters(question, table)
+    reduction = DataParallelClock(question, table, network)
     layer, embedding, head = clock.layer(parameters), clock.embedding(), clock.head()
     last = head_stage(table)
     # Stages that differ in nothing are timed once: (layers, first, last, boundaries) and how many there are.
@@ -123,7 +137,7 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
     for layers, first, is_last, boundaries in shapes:
         ends = [embedding] * first + [head] * is_last
         held = _stage_parameters(parameters, layers, first, is_last)
-        stages.append(_stage_time(clock, layer, ends, boundaries, layers, held))
+        stages.append(_stage_time(clock, reduction, layer, ends, boundaries, layers, held))
     counts = np.array(list(shapes.values()), dtype=np.float64)
     totals = np.stack(np.broadcast_arrays(*(stage.total for stage in stages), np.zeros(len(table)))[:-1])
     slowest = np.argmax(totals, axis=0)
@@ -144,7 +158,8 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
     by_kind["bubble"] = (all_stages - longest) * _bubble_share(table)
     by_kind["dp"] = by_kind["dp"] + reduce(np.maximum, [stage.dp_once for stage in stages])
     by_kind["pp"] = by_kind["pp"] + _tied_reduction_s(question, table, network)
-    by_kind["optimizer"] = _optimizer_s(clock, parameters)
+    by_kind["optimizer"] = _optimizer_s(clock, parameters) + float(clock.costs.step_s)
+    by_kind["compute"] = by_kind["compute"] + _memory_pressure_s(question, table, by_kind)
     pipeline = microbatches * longest + by_kind["bubble"]
     train = question.train
     return TimeTable(
@@ -153,8 +168,18 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
         tokens_per_step=train.global_batch_size * train.seq_len,
         gpus=question.gpus,
         model_flops=model_flops_per_step(question.model, train.seq_len, train.global_batch_size),
-        peak_flops_per_s=clock.peak_flops_per_s,
+        peak_flops_per_s=clock.device.peak_flops_per_s,
     )
+
+
+def _memory_pressure_s(question: Question, table: LayoutTable, by_kind: dict[str, Floats]) -> Any:
+    """What a step takes longer where the allocator has to free its blocks and ask for them again."""
+    costs = question.implementation.time
+    if costs.memory_pressure_factor <= 1.0:
+        return 0.0
+    memory = peak_memory(question, table)
+    pressed = memory.peak_bytes > memory.limit_bytes * costs.memory_pressure_share
+    return np.where(pressed, (costs.memory_pressure_factor - 1.0) * reduce(np.add, by_kind.values()), 0.0)
 
 
 def _stage_parameters(parameters: RankParameters, layers: int, first: bool, last: bool) -> Floats:
@@ -193,7 +218,7 @@ def _optimizer_s(clock: LayerClock, parameters: RankParameters) -> Floats:
         updated = np.where(table.zero_stage >= 1, values["Pn"], values["P"])
         fullest = np.maximum(fullest, updated)
     per_parameter = OPTIMIZER_BYTES + CLIP_BYTES + (0 if table.precision == "fp32" else clock.values["e"])
-    return np.asarray(clock.traffic_s(per_parameter * fullest))
+    return np.asarray(clock.device.traffic_s(per_parameter * fullest))
 
 
 def estimate_notes(layout: Layout) -> tuple[str, ...]:

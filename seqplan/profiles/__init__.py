@@ -21,7 +21,7 @@ from seqplan.planner.strict_yaml import parse_yaml
 from seqplan.planner.text_file import read_text
 from seqplan.planner.validation import validate_spec
 from seqplan.profiles import this_machine
-from seqplan.profiles.cluster_file import cluster_from
+from seqplan.profiles.cluster_file import cluster_from, with_quantities
 from seqplan.profiles.resources import (
     CLUSTERS,
     DEVICES,
@@ -113,9 +113,10 @@ def load_implementation(name: str) -> ImplementationSpec:
     """A trainer's capabilities and inventory, by its built-in name."""
     if name not in implementation_names():
         raise SeqplanError(f"{unknown_name('implementation', name, implementation_names())}.")
-    return validate_spec(
-        ImplementationSpec, read_profile(IMPLEMENTATIONS, name), f"built-in implementation {name}"
-    )
+    data = dict(read_profile(IMPLEMENTATIONS, name))
+    if "time" in data:
+        data["time"] = with_quantities(data["time"])
+    return validate_spec(ImplementationSpec, data, f"built-in implementation {name}")
 
 
 def _no_such_model(text: str) -> tuple[str, str]:

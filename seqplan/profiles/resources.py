@@ -20,7 +20,15 @@ DEVICES = "hardware/devices"
 LINKS = "hardware/links"
 CLUSTERS = "hardware/clusters"
 
-MERGED_KEYS = frozenset({"peak_flops_per_s", "attention_kernels", "max_head_dim"})
+MERGED_KEYS = frozenset(
+    {
+        "peak_flops_per_s",
+        "attention_kernels",
+        "max_head_dim",
+        "matmul_dtype_efficiency",
+        "attention_dtype_efficiency",
+    }
+)
 """Tables by dtype or kernel: an entry replaces that entry of the base, the others stay."""
 
 

@@ -67,7 +67,10 @@ def test_collectives_inside_a_node() -> None:
     # 7 steps of 1 us; 7/8 of 1 GB at 100 GB/s.
     assert network.all_gather_s(GB, group)[0] == pytest.approx(7e-6 + 7 / 8 * 0.01, rel=EXACT)
     assert network.reduce_scatter_s(GB, group)[0] == network.all_gather_s(GB, group)[0]
-    assert network.all_reduce_s(GB, group)[0] == 2 * network.all_gather_s(GB, group)[0]
+    # An all-reduce moves twice as much; over 8 ranks its trees wait 6 steps.
+    assert network.all_reduce_s(GB, group)[0] == pytest.approx(6e-6 + 2 * 7 / 8 * 0.01, rel=EXACT)
+    # In four messages it waits four times.
+    assert network.all_gather_s(GB, group, 4)[0] == pytest.approx(28e-6 + 7 / 8 * 0.01, rel=EXACT)
     assert network.neighbour_s(GB, group)[0] == pytest.approx(1e-6 + 0.01, rel=EXACT)
 
 
@@ -121,6 +124,21 @@ def test_whole_nodes_against_one_gpu_a_node_as_measured() -> None:
 
     assert bus_bytes_per_s(whole) == pytest.approx(387 * GB, rel=0.05)
     assert bus_bytes_per_s(single) == pytest.approx(51 * GB, rel=0.06)
+
+
+@pytest.mark.parametrize(("gpus", "gather_us", "reduce_us"), [(2, 8, 10), (4, 17, 15), (8, 30, 31)])
+def test_latencies_on_nvswitch_as_measured(gpus: int, gather_us: float, reduce_us: float) -> None:
+    # Small collectives on one H100 node (autoparallel's table of NCCL), 4.3 us a step.
+    network, group = network_and_group(("tp",), gpus, cluster(latency_s=4.3e-6), tp=gpus)
+    assert network.all_gather_s(1.0, group)[0] * 1e6 == pytest.approx(gather_us, rel=0.5)
+    assert network.all_reduce_s(1.0, group)[0] * 1e6 == pytest.approx(reduce_us, rel=0.6)
+
+
+def test_trees_shorten_the_all_reduce_of_many_ranks() -> None:
+    # 64 ranks: 63 steps of a ring, 12 of a tree up and down.
+    network, group = network_and_group(("dp",), 64, cluster(latency_s=1e-6), dp=64)
+    ring, tree = network.all_gather_s(0.0, group)[0], network.all_reduce_s(0.0, group)[0]
+    assert (ring, tree) == (pytest.approx(63e-6, rel=EXACT), pytest.approx(12e-6, rel=EXACT))
 
 
 def test_a_group_as_a_grid() -> None:

@@ -1,0 +1,65 @@
+"""Seconds of single operations on one device: a roofline with rates that grow with the size of the work.
+
+A matmul of M x N results over K products runs at
+
+    peak x matmul_efficiency x MN / (MN + half_outputs) x K / (K + half_depth)
+
+M and N in whole tiles. The first fraction is what small results lose because their tiles do not fill the
+multiprocessors, the second what every tile spends on filling and emptying its pipeline. Written as time the
+curve costs one multiplication more than a constant rate: 2 (MN + half_outputs) (K + half_depth) / best rate.
+Fused attention saturates in the length of its blocks in the same way. Every operation also takes at least
+the time that its bytes need, and a launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.cluster_spec import ClusterSpec
+
+ATTENTION_DTYPE = {"fp8": "bf16"}
+"""float8 training multiplies matrices in float8; attention and everything between stay in bf16."""
+
+
+class DeviceClock:
+    """One rank's device, with its share of the node's cores where ranks are CPU processes."""
+
+    def __init__(self, cluster: ClusterSpec, ranks_on_node: int, precision: str) -> None:
+        device = cluster.device
+        share = 1.0
+        if cluster.cores_per_node is not None:
+            share = min(1.0, cluster.cores_per_node / ranks_on_node)
+        peaks: dict[str, float] = {name: float(rate) for name, rate in device.peak_flops_per_s.items()}
+        self.peak_flops_per_s = peaks[precision]
+        self.matmul_flops_per_s = share * peaks[precision] * device.matmul_share(precision)
+        inner = ATTENTION_DTYPE.get(precision, precision)
+        self.attention_flops_per_s = share * peaks[inner] * device.attention_share(inner)
+        # Materialised attention multiplies matrices too, but never in float8.
+        self.score_matmul_flops_per_s = share * peaks[inner] * device.matmul_share(inner)
+        self.memory_bytes_per_s = share * float(device.memory_bytes_per_s) * float(device.memory_efficiency)
+        self.launch_s = float(device.kernel_launch_s)
+        self.tile = float(device.matmul_tile)
+        self.half_outputs = float(device.matmul_half_outputs)
+        self.half_depth = float(device.matmul_half_depth)
+        self.half_block = float(device.attention_half_tokens)
+
+    def traffic_s(self, moved_bytes: Any) -> Any:
+        """Seconds to move bytes through the device's memory."""
+        return moved_bytes / self.memory_bytes_per_s
+
+    def tiles(self, length: Any) -> Any:
+        """A length in whole tiles."""
+        return length if self.tile <= 1 else np.ceil(length / self.tile) * self.tile
+
+    def matmul_s(self, rows: Any, columns: Any, depth: Any, element_bytes: float) -> Any:
+        """One matmul [rows, depth] x [depth, columns], all three in whole tiles already."""
+        results = rows * columns
+        computed = 2.0 * (results + self.half_outputs) * (depth + self.half_depth) / self.matmul_flops_per_s
+        moved = self.traffic_s(element_bytes * (depth * (rows + columns) + results))
+        return np.maximum(computed, moved) + self.launch_s
+
+    def attention_s(self, flops: Any, block_tokens: Any) -> Any:
+        """Fused attention; `block_tokens` long are the blocks of queries that it is called with."""
+        return flops * (1.0 + self.half_block / block_tokens) / self.attention_flops_per_s

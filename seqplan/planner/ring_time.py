@@ -1,0 +1,43 @@
+"""What of a ring's hops its blocks do not hide: only max(0, hop - block) counts, hop by hop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.collectives import Group, Network
+
+
+def ring_exposed_s(
+    values: dict[str, Any], network: Network, group: Group, forward_s: Any, backward_s: Any
+) -> tuple[Any, Any]:
+    """What of the ring's hops the blocks do not hide: (forward, backward) of one layer."""
+    v, hops = values, np.maximum(values["sp"] - 1.0, 0.0)
+    kv_bytes = 2.0 * v["T"] * v["k"] * v["d"]
+    # Groups of heads take turns: the bytes of a hop in G messages.
+    hop_kv = v["G"] * network.neighbour_s(kv_bytes * v["e"] / v["G"], group)
+    hop_gradient = v["G"] * network.neighbour_s(kv_bytes * 4.0 / v["G"], group)
+    block_f, block_b = forward_s / v["sp"], backward_s / v["sp"]
+
+    def exposed(hop: Any, block: Any) -> Any:
+        return np.maximum(hop - block, 0.0)
+
+    # ring: K and V travel during steps 0 to n-2; a block's dK and dV during the step after it, the last
+    # of them after the last step. So steps 2 to n-2 carry both, and one hop of dK and dV waits.
+    ring_f = hops * exposed(hop_kv, block_f)
+    both = np.maximum(hops - 2.0, 0.0)
+    ring_b = (
+        np.minimum(hops, 2.0) * exposed(hop_kv, block_b)
+        + both * exposed(hop_kv + hop_gradient, block_b)
+        + np.where(hops >= 2.0, exposed(hop_gradient, block_b), 0.0)
+        + np.where(hops >= 1.0, hop_gradient, 0.0)
+    )
+    # rsa: K, then V goes round, each hop behind half of a block; backward sends K and V round again and
+    # circulates dK and dV, each behind a quarter.
+    rsa_f = 2.0 * hops * exposed(hop_kv / 2.0, block_f / 2.0)
+    rsa_b = 2.0 * hops * (exposed(hop_kv / 2.0, block_b / 4.0) + exposed(hop_gradient / 2.0, block_b / 4.0))
+    return (
+        np.where(v["ring"], ring_f, np.where(v["rsa"], rsa_f, 0.0)),
+        np.where(v["ring"], ring_b, np.where(v["rsa"], rsa_b, 0.0)),
+    )
