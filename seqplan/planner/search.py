@@ -19,6 +19,10 @@ from seqplan.planner.time_model import time_estimate
 from seqplan.planner.typed_form import typed_flags
 from seqplan.planner.what_if import what_would_be_legal, what_would_fit
 
+TIGHT_FRACTION = 0.03
+"""Head-room below which a pick is called tight: estimate and simulation may differ by 3 % (the bound that
+seqplan verify checks)."""
+
 BEYOND_SHOWN = 3
 """Layouts of other trainers that are shown beside the pick."""
 
@@ -83,6 +87,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         beyond = faster_elsewhere(question, pins, ranked[0].time.step_time_s, BEYOND_SHOWN)
         others = tuple(score(question, layout) for layout in beyond)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
+    warnings += tight_pick(ranked)
     shown = ranked[:1] or tuple(filter(None, [nearest]))
     states = [states_note(question, one.layout, one.memory) for one in shown if one.memory is not None]
     padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []
@@ -101,6 +106,21 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         warnings=tuple(text for text in warnings if text not in padding),
         elapsed_s=time.perf_counter() - start,
     )
+
+
+def tight_pick(ranked: tuple[ScoredLayout, ...]) -> tuple[str, ...]:
+    """A pick that leaves less memory free than estimates are good for, and the next one that does not."""
+    if not ranked or ranked[0].memory is None or ranked[0].time is None:
+        return ()
+    free = [1 - one.memory.peak_bytes / one.memory.limit_bytes for one in ranked if one.memory is not None]
+    if free[0] >= TIGHT_FRACTION:
+        return ()
+    text = f"The pick leaves {100 * free[0]:.1f} % of the memory free, less than an estimate is good for; "
+    for number, (one, share) in enumerate(zip(ranked, free, strict=True), start=1):
+        if share >= TIGHT_FRACTION and one.time is not None:
+            slower = one.time.step_time_s / ranked[0].time.step_time_s - 1
+            return (text + f"number {number} costs {100 * slower:.1f} % and leaves {100 * share:.0f} %.",)
+    return (text + "--headroom 0.05 finds one that leaves more.",)
 
 
 def _padding(question: Question, pins: Pins, tp: int) -> list[str]:
