@@ -74,7 +74,11 @@ class TimeEstimate(Spec):
 
 
 class ScoredLayout(Spec):
-    """One layout with everything that we say about it. memory and time are null where it is not legal."""
+    """One layout with everything that we say about it.
+
+    memory and time are null where it is not legal, and where the trainer lacks an option that decides which
+    tensors there are (zero_stage, attention, kernel, optimizer, gradient_bytes): a reason says so.
+    """
 
     layout: Layout
     legal: bool

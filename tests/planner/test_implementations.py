@@ -213,6 +213,11 @@ def test_fragmentation_is_not_added_to_cached_blocks() -> None:
         assert (stage.overhead_by_kind["fragmentation"] > 0) == added
 
 
+def test_a_layout_without_zero_stage_gets_the_least_that_the_trainer_has() -> None:
+    for trainer, least in (("torchtitan", 2), ("megatron-core", 0)):
+        assert layout(ask(trainer, decoder()), dp=8).zero_stage == least
+
+
 UNKNOWN = [
     # Each trainer with an option of the layout that it lacks and its inventory says nothing about.
     ("torchtitan", {"zero_stage": 0}, "trainer_zero", "torchtitan has no zero_stage=0; use 2 or 3."),
