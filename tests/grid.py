@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -24,9 +24,10 @@ import numpy as np
 from seqplan.planner.layout import Layout, complete_layout
 from seqplan.planner.layout_table import from_layout
 from seqplan.planner.legality import run_reasons
-from seqplan.planner.memory_model import _case_by_kind, memory_table
+from seqplan.planner.memory_model import memory_estimate, micro_batches_in_flight
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
+from seqplan.planner.stage_inventory import Inventory
 from tests.planner import formula_cases
 
 SIZE = 240
@@ -146,22 +147,30 @@ def difference(point: Point) -> Difference:
     torch.set_num_threads(1)
     asked, layout = point.question, point.layout
     job = Job(asked.model, asked.train, layout, on_gpu=asked.cluster.device.kind != "cpu")
-    memory = memory_table(asked, from_layout(layout, asked.train), every_stage=True)
-    worst = Difference(point.name, 0.0, 0.0, 0, {})
-    activations = 0.0
-    for stage, simulated in enumerate(simulate(job)):
-        cases = [_case_by_kind(case, 1) for at, _, case in memory.cases if at == stage]
-        totals = [float(sum(np.sum(value) for value in case.values())) for case in cases]
-        peak = cases[int(np.argmax(totals))]
-        total = max(totals) / simulated.allocated_bytes - 1.0
-        kept = sum(max(float(case[kind][0]) for case in cases) for kind in ("activations", "attention"))
-        largest = simulated.largest_by_kind
-        this = kept / (largest["activations"] + largest["attention"]) - 1.0
-        activations = max(activations, this, key=abs)
-        if abs(total) >= abs(worst.total):
-            kinds = {kind: (float(peak[kind][0]), size) for kind, size in simulated.by_kind.items()}
-            worst = Difference(point.name, total, 0.0, stage, kinds)
-    return Difference(worst.name, worst.total, activations, worst.stage, worst.kinds)
+    table = from_layout(layout, asked.train)
+    inventory = Inventory(asked, table)
+    found = []
+    for estimate, simulated in zip(memory_estimate(asked, layout).stages, simulate(job), strict=True):
+        stage = estimate.stage
+        bundles = inventory.stage(stage, has_head=stage == layout.pp - 1)
+        waiting = micro_batches_in_flight(table, stage)
+        kept = sum(
+            float(
+                np.sum(bundles.states.by_kind.get(kind, 0.0) + waiting * bundles.kept.by_kind.get(kind, 0.0))
+            )
+            for kind in ("activations", "attention")
+        )
+        found.append(
+            Difference(
+                name=point.name,
+                total=estimate.allocated_bytes / simulated.allocated_bytes - 1.0,
+                activations=kept / simulated.kept_bytes - 1.0,
+                stage=stage,
+                kinds={kind: (estimate.by_kind[kind], size) for kind, size in simulated.by_kind.items()},
+            )
+        )
+    worst = max(found, key=lambda each: abs(each.total))
+    return replace(worst, activations=max((each.activations for each in found), key=abs))
 
 
 def broken(differences: list[Difference]) -> list[str]:

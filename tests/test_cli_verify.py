@@ -23,7 +23,8 @@ def seqplan(capsys: pytest.CaptureFixture[str]) -> Seqplan:
 def plan_file(seqplan: Seqplan, tmp_path: Path) -> Path:
     """Of two stages that differ, on two sp ranks each."""
     path = tmp_path / "plan.yaml"
-    done = seqplan("suggest", *TINY, "--pp", "2", "--sp", "2", "--zero-stage", "0", "-o", str(path))
+    pins = ("--pp", "2", "--sp", "2", "--zero-stage", "0", "--attention", "ring")
+    done = seqplan("suggest", *TINY, *pins, "-o", str(path))
     assert done.status == 0, done.err
     return path
 
@@ -74,7 +75,7 @@ def test_a_wrong_estimate_is_a_warning_and_status_1(
     monkeypatch.setattr(verification, "DIFFERENCE_LIMIT", 0.0)
     done = seqplan("verify", str(plan_file))
     assert done.status == 1
-    assert "warning: stage 0: the estimate is 0." in done.err
+    assert "warning: stage 0: the estimate is " in done.err
     assert "please report it" in done.err
 
 

@@ -118,10 +118,17 @@ Moment = Literal[
     "mlp_backward",
     "attention_backward",
     "embedding_backward",
+    "first_embedding_backward",
     "reduction",
+    "layer_reduction",
+    "gather",
+    "gradient_sum",
     "optimizer",
 ]
-"""When a working tensor is alive. reduction: while gradients of the layer before are being reduced."""
+"""When a working tensor is alive. first_embedding_backward: that of a step's first micro-batch;
+reduction: while gradients of the layer before are being reduced; layer_reduction: of the first layer, at the
+end of a backward; gather: of the weights outside the layers, before a backward; gradient_sum: after the last
+backward."""
 
 
 class TensorRow(Spec):

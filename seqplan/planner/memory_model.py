@@ -72,6 +72,8 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
 
     def moments(prefix: str, waiting: Any, gradients: Any) -> None:
         base: Case = [(one, b.states), (gradients, b.gradients), (waiting, b.kept), (one, b.inputs)]
+        if b.working["gather"].by_kind:
+            cases[prefix + "gather"] = [*base, (one, b.layers), (one, b.head), (one, b.working["gather"])]
         if b.has_head:
             in_head: Case = [*base, (one, b.layers), (one, b.head)]
             for moment in ("loss_forward", "loss_backward", "head_backward"):
@@ -112,18 +114,27 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
         for name in [name for name in cases if name not in first]:
             cases[name] = [((in_flight > 1.0) * count, bundle) for count, bundle in cases[name]]
     end: Case = [(one, b.states), (one, b.gradients), (others, b.kept), (one, b.inputs)]
+    if b.working["layer_reduction"].by_kind:
+        cases["layer_reduction"] = [*end, (one, b.working["layer_reduction"])]
     if b.num_layers > 1:
         end.append((one, b.working["reduction"]))
     if b.num_layers > 0:
-        cases["end mlp_backward"] = [*end, (one, b.layer), (one, b.working["mlp_backward"])]
+        # Of the first backward of a step: the embedding's gradient does not exist yet.
+        late: Case = [(-all_started, b.embedding_gradients)]
+        cases["end mlp_backward"] = [*end, *late, (one, b.layer), (one, b.working["mlp_backward"])]
         cases["end attention_backward"] = [
             *end,
+            *late,
             (one, b.layer),
             (-one, b.layer_mlp),
             (one, b.working["attention_backward"]),
         ]
-    if b.has_embedding:
-        cases["embedding_backward"] = [*end, (one, b.working["embedding_backward"])]
+    if b.has_embedding or b.has_head:
+        cases["first_embedding_backward"] = [*end, (one, b.working["first_embedding_backward"])]
+        # Where all micro-batches were in flight, one that finds gradients waits for one less.
+        fewer: Case = [(-all_started * (others > 0.0), b.kept), (one, b.working["embedding_backward"])]
+        cases["embedding_backward"] = [*end, *fewer]
+    cases["gradient_sum"] = [(one, b.states), (one, b.gradients), (one, b.working["gradient_sum"])]
     cases["optimizer"] = [(one, b.states), (one, b.gradients), (one, b.working["optimizer"])]
     return cases
 

@@ -69,6 +69,8 @@ class StageBundles:
     gradients: Bundle
     head_gradients: Bundle
     """Gradients of final norm and head: they exist when the layers' backward begins."""
+    embedding_gradients: Bundle
+    """Gradients of the embedding: the last to exist in a backward."""
     layer: Bundle
     """One layer of one micro-batch without recompute."""
     layer_mlp: Bundle
@@ -109,8 +111,10 @@ class Inventory:
         layers = own["layers"]
         recomputed = np.minimum(self.table.recompute_layers, layers)
         states, gradients = _split_gradients(add_by_kind(self.trainer.states, values))
-        head_values = {**values, "P": own["Ph"], "Pn": own["Ph"] / self.values["N"], "Pe": own["Ph"]}
-        head_gradients = _split_gradients(add_by_kind(self._gradient_rows, head_values))[1]
+        head_gradients = self._gradients_of(own["Ph"], values)
+        # The head's part of a table that it shares with the embedding is there from the head's backward on.
+        shared = values["V"] * values["E"] if values["tied"] and self.table.pp == 1 else 0.0
+        embedding_gradients = self._gradients_of(own["Pe"] - own["Ph"] - shared, values)
         return StageBundles(
             has_embedding=bool(own["first"]),
             has_head=has_head,
@@ -118,6 +122,7 @@ class Inventory:
             states=states,
             gradients=gradients,
             head_gradients=head_gradients if has_head else EMPTY,
+            embedding_gradients=embedding_gradients if own["first"] else EMPTY,
             layer=self._layer,
             layer_mlp=self._layer_mlp,
             layers=self._layer.times(layers).plus(self._recompute_extra, -1.0 * recomputed),
@@ -127,6 +132,11 @@ class Inventory:
             head=self._head if has_head else EMPTY,
             working=self._working(values),
         )
+
+    def _gradients_of(self, parameters: Any, values: dict[str, Any]) -> Bundle:
+        """Stored gradients of some of the stage's parameters."""
+        own = {**values, "P": parameters, "Pn": parameters / self.values["N"], "Pe": parameters}
+        return _split_gradients(add_by_kind(self._gradient_rows, own))[1]
 
     @cached_property
     def _gradient_rows(self) -> list[TensorRow]:

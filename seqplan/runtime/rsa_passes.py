@@ -259,3 +259,4 @@ def _add_piece(rows: Rows, kv_2MTD: Tensor, piece: Piece, tokens: int, dq: Tenso
         dscores.sub_(rows.inner_MR1[matrices, below]).mul_(probabilities)
         add_product(dq[matrices, below], dscores, keys[matrices])
         add_product(dkv[0, matrices], dscores.transpose(1, 2), q)
+        del dscores, dropped  # before the next tile makes its own

@@ -21,7 +21,7 @@ from seqplan.planner.schedule import one_f_one_b
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.verification import Verification, compare
 from seqplan.runtime.kernel_device import kernels_of
-from seqplan.runtime.simulate_kinds import by_kind
+from seqplan.runtime.simulate_kinds import INDEX, by_kind
 from seqplan.runtime.simulate_stage import (
     FakeTrainer,
     Reduced,
@@ -57,8 +57,8 @@ class SimulatedStage:
 
     by_kind: dict[str, float]
     """At the moment of the peak."""
-    largest_by_kind: dict[str, float]
-    """Of each kind at its own fullest moment."""
+    kept_bytes: float
+    """Activations and attention that wait for their backward, at most."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -71,35 +71,32 @@ def verify(question: Question, layout: Layout) -> Verification:
     return compare(memory_estimate(question, layout).stages, [stage.by_kind for stage in simulate(job)])
 
 
-def simulate(job: Job, whole: bool = False) -> list[SimulatedStage]:
-    """Every stage of the layout; `whole` runs each layer and micro-batch instead of repeating equal ones."""
+def simulate(job: Job) -> list[SimulatedStage]:
+    """Every stage of the layout."""
     recordings: dict[tuple[bool, bool, int], tuple[Phase, Recording]] = {}
     found = []
     for stage in range(job.layout.pp):
-        if whole:
-            found.append(_simulated(*_whole_stage(job, stage)))
-            continue
         kind = (stage == 0, stage == job.layout.pp - 1, job.layout.stage_layers[stage])
         if kind not in recordings:
             recordings[kind] = _recorded(job, stage)
         held, recording = recordings[kind]
         actions = one_f_one_b(stage, job.layout.pp, job.num_microbatches)
-        found.append(_simulated(held, recording.step(actions, job.num_microbatches)))
+        peak = held.net + recording.step(actions, job.num_microbatches).at_peak
+        kept = recording.kept_between(actions, job.num_microbatches)
+        kept += int(held.net[INDEX["activations"]] + held.net[INDEX["attention"]])
+        found.append(SimulatedStage(by_kind(peak), float(kept)))
     return found
 
 
-def _simulated(held: Phase, step: Phase) -> SimulatedStage:
-    return SimulatedStage(by_kind(held.net + step.at_peak), by_kind(held.net + step.largest))
-
-
-def _whole_stage(job: Job, stage: int) -> tuple[Phase, Phase]:
-    """What is held before the second step, and that step."""
+def simulate_whole(job: Job, stage: int) -> dict[str, float]:
+    """Bytes by kind at the peak of one stage, every layer and micro-batch run: what `simulate` must equal."""
     with _rank(job, stage) as (trainer, tracker):
         batches = fake_micro_batches(trainer, job.on_gpu)
         trainer.simulate_step(batches, 0, None)
         start = len(tracker.events)
         trainer.simulate_step(batches, 1, None)
-        return phase_of(tracker.events[:start]), phase_of(tracker.events[start:])
+        held, step = phase_of(tracker.events[:start]), phase_of(tracker.events[start:])
+        return by_kind(held.net + step.at_peak)
 
 
 def _recorded(job: Job, stage: int) -> tuple[Phase, Recording]:

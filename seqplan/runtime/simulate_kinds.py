@@ -31,6 +31,10 @@ FUNCTION_KINDS: dict[Site, str] = {
     ("tensor_parallel", "_all_gather_tokens"): "comm_buffers",
     ("data_parallel", "all_reduce_flat"): "comm_buffers",
     ("data_parallel", "__init__"): "comm_buffers",
+    ("block_attention", "_math_scores"): "attention",
+    ("block_attention", "_math_forward"): "attention",
+    ("block_attention", "_math_backward"): "attention",
+    ("block_attention", "_grouped"): "attention",
 }
 
 MODULE_KINDS: dict[str, str] = {

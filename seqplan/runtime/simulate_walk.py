@@ -30,17 +30,15 @@ class Phase:
     """Held more at its end."""
     at_peak: Vector
     """Held more at the moment when the sum is largest; zeros where it never exceeds the begin."""
-    largest: Vector
-    """Of each kind by itself, at its own moment."""
 
     def then(self, other: Phase) -> Phase:
         """Both, one after the other."""
         later = self.net + other.at_peak
         at_peak = later if later.sum() > self.at_peak.sum() else self.at_peak
-        return Phase(self.net + other.net, at_peak, np.maximum(self.largest, self.net + other.largest))
+        return Phase(self.net + other.net, at_peak)
 
 
-EMPTY = Phase(_zeros(), _zeros(), _zeros())
+EMPTY = Phase(_zeros(), _zeros())
 
 
 def chain(phases: Iterable[Phase]) -> Phase:
@@ -53,18 +51,16 @@ def chain(phases: Iterable[Phase]) -> Phase:
 
 def phase_of(events: Iterable[Event]) -> Phase:
     """The changes of one phase added up."""
-    net, at_peak, largest = _zeros(), _zeros(), _zeros()
+    net, at_peak = _zeros(), _zeros()
     total = highest = 0
     for event in events:
         if isinstance(event, Mark):
             continue
         net[INDEX[kind_of(event.record)]] += event.size_bytes
         total += event.size_bytes
-        if event.size_bytes > 0:
-            np.maximum(largest, net, out=largest)
-            if total > highest:
-                highest, at_peak = total, net.copy()
-    return Phase(net, at_peak, largest)
+        if total > highest:
+            highest, at_peak = total, net.copy()
+    return Phase(net, at_peak)
 
 
 Named = tuple[tuple[object, ...], Phase]
@@ -127,6 +123,14 @@ class Recording:
         if action.micro_batch == num_microbatches - 1:
             return self._actions[action.kind, self._micro_batches - 1]
         return self._actions[action.kind, min(action.micro_batch, 1)]
+
+    def kept_between(self, actions: Sequence[Action], num_microbatches: int) -> int:
+        """Largest sum of activations and attention between two actions: what waits for its backward."""
+        net, largest = self._before.net, 0
+        for action in actions:
+            net = net + self.action(action, num_microbatches).net
+            largest = max(largest, int(net[INDEX["activations"]] + net[INDEX["attention"]]))
+        return largest
 
     def step(self, actions: Sequence[Action], num_microbatches: int) -> Phase:
         """The whole step."""

@@ -93,12 +93,14 @@ class _TokenShardedLinears(Function):
         x_BRI, *weights = ctx.saved_tensors
         x_BSI = _all_gather_tokens(x_BRI, ctx.group)
         grad_x = torch.zeros_like(x_BSI)
+        sum_NI = grad_x.flatten(0, 1)  # added to in place: no second tensor of its size
         weight_grads: list[Tensor] = []
         bias_grads: list[Tensor | None] = []
         for grad, weight, has_bias in zip(grads, weights, ctx.has_bias, strict=True):
-            grad_x += grad @ weight
+            sum_NI.addmm_(grad.flatten(0, 1), weight)
             weight_grads.append(grad.flatten(0, 1).t() @ x_BSI.flatten(0, 1))
             bias_grads.append(grad.flatten(0, 1).sum(0) if has_bias else None)
+        del x_BSI
         return (_reduce_scatter_tokens(grad_x, ctx.group), None, None, *weight_grads, *bias_grads)
 
 

@@ -60,8 +60,7 @@ class _VocabCrossEntropy(Function):
         local = local.masked_fill(~mine, 0)
         sums = torch.zeros(2, tokens, dtype=wide, device=logits_NV.device)
         for part in _chunks(tokens, rows):
-            shifted = logits_NV[part, :real_rows].to(wide) - maximum[part, None]
-            sums[0, part] = shifted.exp_().sum(dim=1)
+            sums[0, part] = _difference(logits_NV[part, :real_rows], maximum[part, None]).exp_().sum(dim=1)
         target = logits_NV.gather(1, local[:, None]).squeeze(1).to(wide) - maximum
         sums[1] = target.masked_fill(~mine, 0.0)
         if group.size() > 1:
@@ -78,14 +77,20 @@ class _VocabCrossEntropy(Function):
         # Written over the logits, which nothing else needs: no second tensor of their size exists.
         scale_N = grad_loss.to(lse_N.dtype) * counted_N
         for part in _chunks(*logits_NV.shape):
-            probability = (logits_NV[part, : ctx.real_rows].to(lse_N.dtype) - lse_N[part, None]).exp_()
+            probability = _difference(logits_NV[part, : ctx.real_rows], lse_N[part, None]).exp_()
             probability *= scale_N[part, None]
             if ctx.real_rows:
                 hit = -(scale_N[part] * mine_N[part])
                 probability.scatter_add_(1, local_N[part, None], hit[:, None])
             logits_NV[part, : ctx.real_rows].copy_(probability)
             logits_NV[part, ctx.real_rows :] = 0.0
+            del probability  # before the next part makes its own
         return logits_NV, None, None, None, None
+
+
+def _difference(x: Tensor, y: Tensor) -> Tensor:
+    """x - y in the dtype of y, making one tensor of the size of x."""
+    return x - y if x.dtype == y.dtype else x.to(y.dtype).sub_(y)
 
 
 def _chunks(tokens: int, rows: int) -> list[slice]:
