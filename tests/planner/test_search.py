@@ -14,8 +14,7 @@ from seqplan.planner.layout_space import micro_batch_sizes, stage_splits, traine
 from seqplan.planner.legality import reasons
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.results import ScoredLayout
-from seqplan.planner.search import score, suggest, tight_pick
+from seqplan.planner.search import score, suggest
 from seqplan.planner.time_model import time_estimate
 from tests.planner.formula_cases import our_trainer
 from tests.planner.samples import GIB, decoder, encoder, gpt2, layout, old_cluster, question
@@ -287,22 +286,3 @@ def test_thousands_of_candidates_are_searched(asked: Question) -> None:
 
 def test_a_pin_is_a_field_of_a_layout() -> None:
     assert set(AXES) <= set(Pins.model_fields) <= set(Layout.model_fields)
-
-
-def test_a_pick_that_fills_the_memory_is_told_with_the_next_that_does_not() -> None:
-    ranked = suggest(ours(encoder(), 64, seq_len=512, global_batch_size=512, where=old_cluster())).ranked
-    assert tight_pick(ranked) == ()
-    first, second, third = (one for one in ranked[:3] if one.memory is not None)
-
-    def filled(one: ScoredLayout, share: float, step_time_s: float) -> ScoredLayout:
-        assert one.memory is not None
-        assert one.time is not None
-        memory = one.memory.model_copy(update={"peak_bytes": share * one.memory.limit_bytes})
-        step = one.time.model_copy(update={"step_time_s": step_time_s})
-        return one.model_copy(update={"memory": memory, "time": step})
-
-    full = (filled(first, 0.99, 10.0), filled(second, 0.98, 10.1), filled(third, 0.6, 10.5))
-    (text,) = tight_pick(full)
-    assert "leaves 1.0 % of the memory free" in text
-    assert "number 3 costs 5.0 % and leaves 40 %." in text
-    assert "--headroom 0.05 finds one" in tight_pick(full[:2])[0]
