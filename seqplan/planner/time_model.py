@@ -1,8 +1,8 @@
 """Seconds of one optimizer step, by kind, for one layout or a table of them.
 
 The slowest stage decides: it works through all micro-batches, and the pipeline fills and drains through the
-others once (1F1B with unequal stages: (m - 1) x slowest + the sum over stages). What the slowest stage does
-is compute, recompute, tp, sp, pp and dp; what it waits for is the bubble. Every overlap that is counted is
+others once (pipeline_time.py). What the slowest stage does is compute, recompute, tp, sp, pp and dp; what it
+waits for is the bubble. Every overlap that is counted is
 an assumption and stands in the estimate's notes.
 """
 
@@ -24,6 +24,7 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.layout_table import LayoutTable, from_layout
 from seqplan.planner.model_states import RankParameters, head_stage, rank_parameters
 from seqplan.planner.peak_memory import peak_memory
+from seqplan.planner.pipeline_time import pipeline_s
 from seqplan.planner.question import Question
 from seqplan.planner.results import TIME_KINDS, TimeEstimate
 
@@ -66,11 +67,20 @@ class _StageTime:
     """Seconds of one micro-batch on one stage, by kind; dp's share of a step apart."""
 
     by_kind: dict[str, Any]
+    forward: Any
+    """Seconds of the forward, its share of what each micro-batch sends and reduces included."""
+    hidden_hop: Any
+    """Seconds of a transfer to the next stage where computation hides it."""
     dp_once: Floats
 
     @cached_property
     def total(self) -> Any:
         return sum(self.by_kind.values())
+
+    @cached_property
+    def passes(self) -> tuple[Any, Any]:
+        """Forward and backward."""
+        return self.forward, self.total - self.forward
 
 
 def _stage_time(
@@ -106,6 +116,8 @@ def _stage_time(
     else:
         hop = clock.network.neighbour_s(sent, clock.stage_group)
     hop = (hop + float(clock.costs.stage_transfer_s)) * table.num_virtual_stages
+    hides = clock.costs.transfers_overlap and table.schedule == "interleaved"
+    hidden_hop = hop / table.num_virtual_stages if hides else 0.0
     unsharded = (table.zero_stage == 0) & (table.dp * table.sp > 1) & clock.transfers_leave_node
     waits = unsharded * float(clock.costs.unsharded_transfers_s)
     by_kind = {
@@ -114,10 +126,12 @@ def _stage_time(
         "recompute": sum(times * part.compute for times, part in again),
         "tp": sum(times * part.tp for times, part in everything),
         "sp": sum(times * part.sp for times, part in everything),
-        "pp": boundaries * hop,
+        "pp": 0.0 if hides else boundaries * hop,
         "dp": data_parallel.each_micro_batch + waits,
     }
-    return _StageTime(by_kind, data_parallel.once)
+    forward = sum(times * (part.compute + part.tp + part.sp) for times, part in forwards)
+    forward = forward + 0.5 * (by_kind["pp"] + float(clock.costs.micro_batch_s))
+    return _StageTime(by_kind, forward, hidden_hop, data_parallel.once)
 
 
 def time_table(question: Question, table: LayoutTable) -> TimeTable:
@@ -129,10 +143,11 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
     layer, embedding, head = clock.layer(parameters), clock.embedding(), clock.head()
     last = head_stage(table)
     # Stages that differ in nothing are timed once: (layers, first, last, boundaries) and how many there are.
-    shapes = Counter(
+    places = [
         (layers, stage == 0, stage == last, (stage > 0) + (stage < table.pp - 1))
         for stage, layers in enumerate(table.stage_layers)
-    )
+    ]
+    shapes = Counter(places)
     stages: list[_StageTime] = []
     for layers, first, is_last, boundaries in shapes:
         ends = [embedding] * first + [head] * is_last
@@ -155,7 +170,11 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
     }
     all_stages = np.tensordot(counts, totals, 1)
     longest = np.max(totals, axis=0)
-    by_kind["bubble"] = (all_stages - longest) * _bubble_share(table)
+    passes = dict(zip(shapes, (stage.passes for stage in stages), strict=True))
+    in_order = [passes[place] for place in places]
+    hidden_s = stages[0].hidden_hop
+    whole = pipeline_s(table.schedule, table.num_virtual_stages, microbatches, in_order, hidden_s)
+    by_kind["bubble"] = np.maximum(whole - microbatches * longest, 0.0)
     by_kind["dp"] = by_kind["dp"] + reduce(np.maximum, [stage.dp_once for stage in stages])
     by_kind["pp"] = by_kind["pp"] + _tied_reduction_s(question, table, network)
     by_kind["optimizer"] = _optimizer_s(clock, parameters) + float(clock.costs.step_s)
@@ -187,17 +206,6 @@ def _stage_parameters(parameters: RankParameters, layers: int, first: bool, last
     held = parameters.layer.whole * distinct
     held = held + parameters.embedding.whole if first else held
     return held + parameters.head.whole if last else held
-
-
-def _bubble_share(table: LayoutTable) -> float:
-    """Share of one pass over the other stages that nothing fills.
-
-    1F1B and gpipe: all of it; v chunks: 1 / v (Narayanan et al. 2104.04473, 2.2). zbv fills it with
-    weight gradients: F + B - 2W is nothing where the three take equal time (Qi et al. 2401.10241, table 2).
-    """
-    if table.schedule == "interleaved":
-        return 1.0 / table.num_virtual_stages
-    return 0.0 if table.schedule == "zbv" else 1.0
 
 
 def _tied_reduction_s(question: Question, table: LayoutTable, network: Network) -> Any:

@@ -36,6 +36,10 @@ class TrainerTime(Spec):
         default=False,
         description="each tp rank sends its share over a stage boundary and gathers the rest inside the node",
     )
+    transfers_overlap: bool = Field(
+        default=False,
+        description="interleaved: sends between stages run behind the other chunks' computation",
+    )
     unsharded_transfers_s: Quantity = Field(
         default=NOTHING,
         description="ZeRO 0 with dp > 1: fixed time of each micro-batch where stages send over the network",
