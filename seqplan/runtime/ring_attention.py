@@ -130,7 +130,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)  # else autograd makes zeros as large as that second result
 
 
-def _differentiate(ctx: Any, dout: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dout: Tensor | None, _dlse: None) -> tuple[Tensor | None, ...]:
+    if dout is None:  # the result was not used
+        return (None,) * (4 + len(ctx.options))
     gradients = torch.ops.seqplan.ring_attention_backward(dout, *ctx.saved_tensors, *ctx.options)
     return (*gradients, *(None,) * (1 + len(ctx.options)))
 

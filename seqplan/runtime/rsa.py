@@ -179,7 +179,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)  # else autograd makes zeros as large as that second result
 
 
-def _differentiate(ctx: Any, dout: Tensor, _dprobabilities: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dout: Tensor | None, _dprobabilities: None) -> tuple[Tensor | None, ...]:
+    if dout is None:  # the result was not used
+        return (None,) * (6 + len(ctx.options))
     gradients = torch.ops.seqplan.rsa_backward(dout, *ctx.saved_tensors, *ctx.options)
     return (*gradients, *(None,) * (3 + len(ctx.options)))
 
