@@ -18,6 +18,12 @@ GOAL_TEXTS = {
     "share_within": "share of rows within",
     "out_of_memory_share": "runs out of memory that are predicted over the limit",
     "finished_over_limit_share": "finished runs that are predicted over the limit",
+    "median_time_error": "median error of the step time",
+    "worst_time_error": "worst error of the step time",
+    "time_share_within": "share of rows whose step time is within",
+    "rank_correlation": "Spearman's correlation of predicted and measured speed, median of cells",
+    "pick_throughput": "speed of the layout predicted fastest over the best, mean of cells",
+    "best_of_three_throughput": "the same of the best of the first three",
 }
 
 OUTCOMES = {"ran": "", "out_of_memory": "out of memory", "likely_out_of_memory": "likely out of memory"}
@@ -30,7 +36,8 @@ def show_sources(sources: Sequence[ComparedSource], in_full: bool) -> None:
         parts += [
             block(source.title, [source.source, f"{source.memory} memory, trainer {source.implementation}"]),
             listing("Not stated by the source, assumed here", source.assumptions),
-            rows_table(source),
+            rows_table(source) if source.compared else None,
+            times_table(source),
         ]
     parts += [summary(sources), goals(sources)]
     if not in_full:
@@ -46,6 +53,27 @@ def rows_table(source: ComparedSource) -> Group:
         [_row(row) for row in source.rows],
         left=("row", "layout"),
     )
+
+
+def times_table(source: ComparedSource) -> Group | None:
+    """The rows with a published time."""
+    lines = [
+        [
+            row.row,
+            f"{row.layout.degrees_text} mbs{row.layout.micro_batch_size}",
+            f"{row.published_step_s:,.3f}",
+            f"{row.predicted_step_s:,.3f}",
+            f"{100 * row.time_error:+.1f} %",
+        ]
+        for row in source.rows
+        if row.published_step_s is not None
+        and row.predicted_step_s is not None
+        and row.time_error is not None
+    ]
+    if not lines:
+        return None
+    columns = ["row", "layout", "published", "predicted", "error"]
+    return table("Seconds a step, published and predicted", columns, lines, left=("row", "layout"))
 
 
 def _row(row: ComparedRow) -> list[str]:
@@ -87,5 +115,7 @@ def _goal(result: GoalResult) -> str:
     bound = f"at most {percent(goal.at_most)}" if goal.at_most is not None else ""
     if goal.at_least is not None:
         bound = f"at least {percent(goal.at_least)}"
+    if goal.below_nodes is not None:
+        bound += f"; runs below {goal.below_nodes} nodes"
     why = f"; {goal.unmet_because}" if goal.unmet_because and not result.met else ""
     return f"{'met' if result.met else 'MISSED'}: {text} {percent(result.value)} ({bound}){why}"

@@ -159,7 +159,9 @@ class LayerClock:
         between = device.traffic_s(self.costs.elementwise_factor * moved) + LAYER_KERNELS * device.launch_s
         # Each micro-batch adds its weight gradients to the float32 ones: read, add, write.
         accumulate = np.where(v["m"] > 1, device.traffic_s((8 + v["e"]) * parameters.layer.whole), 0.0)
-        residual_bytes = self.tp_share * v["e"] * v["T"] * v["h"]
+        # What hides them are copies between the devices of a node.
+        exposed = 1.0 if self.tp_share == 1.0 else np.where(self.tp_group.inside_node, self.tp_share, 1.0)
+        residual_bytes = exposed * v["e"] * v["T"] * v["h"]
         split = v["tp_sequence_parallel"]
         gather = self.network.all_gather_s(residual_bytes, self.tp_group)
         # Two blocks a layer: an all-reduce each (or a gather and a scatter) forward and backward; with

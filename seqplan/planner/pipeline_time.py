@@ -9,7 +9,8 @@ later stages, which it fills with its warm-up forwards at the start and with as 
 with D the sum over the k later stages of f + w. The step is the largest T_b. Where all stages are alike it
 is (m + p - 1)(f + w), the formula of Narayanan et al. 2104.04473, 2.2. v chunks a rank shorten all waiting
 v-fold; zbv fills it with weight gradients (Qi et al. 2401.10241, table 2: F + B - 2W, nothing where the
-three take equal time).
+three take equal time), as long as there are any: one micro-batch still passes all stages forth and back, and
+only the weight gradients, half of a backward, are left to fill with.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def pipeline_s(
     `transfer_s`: a hop between stages that computation hides, so that it costs only while the pipe fills.
     """
     count = len(stages)
-    share = _waiting_share(schedule, chunks)
+    share = 1.0 / chunks if schedule == "interleaved" else 1.0
     whole: Any = sum(forward + backward for forward, backward in stages)
     earlier: Any = 0.0
     longest: Any = 0.0
@@ -46,6 +47,9 @@ def pipeline_s(
             behind = np.minimum(count - 1 - place, microbatches - 1)
             if schedule == "gpipe":
                 waiting = earlier + later
+            elif schedule == "zbv":
+                through = sum(each + 0.5 * back for each, back in stages)
+                waiting = np.maximum(through + microbatches * (0.5 * backward - own), 0.0)
             else:
                 start = np.maximum(later - behind * forward, 0.0)
                 # With so few micro-batches the last forward comes before that wait, not long after it.
@@ -55,9 +59,3 @@ def pipeline_s(
         earlier = earlier + own
     filling = 2.0 * (count - 1 + (chunks - 1) * count) * transfer_s
     return np.asarray(longest + filling)
-
-
-def _waiting_share(schedule: str, chunks: int) -> float:
-    if schedule == "interleaved":
-        return 1.0 / chunks
-    return 0.0 if schedule == "zbv" else 1.0

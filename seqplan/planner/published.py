@@ -27,8 +27,17 @@ Statistic = Literal[
     "share_within",
     "out_of_memory_share",
     "finished_over_limit_share",
+    "median_time_error",
+    "worst_time_error",
+    "time_share_within",
+    "rank_correlation",
+    "pick_throughput",
+    "best_of_three_throughput",
 ]
-"""Errors are |predicted / published - 1|. out_of_memory_share: of the runs out of memory, those predicted
+"""Errors are |predicted / published - 1| of bytes, time errors of seconds a step. The last three compare the
+layouts of one cell, a model on a number of devices with three finished runs or more: the median over cells of
+Spearman's correlation, and the mean over cells of the throughput that the fastest predicted layout (the best
+of three) measured, over the best measured. out_of_memory_share: of the runs out of memory, those predicted
 over the device's limit; finished_over_limit_share: the same of those that ran."""
 
 
@@ -46,6 +55,14 @@ class PublishedFacts(Spec):
     tokens_per_s_per_gpu: float | None = Field(default=None, gt=0)
     note: str = ""
 
+    def step_seconds(self, tokens_per_step: float, devices: int) -> float | None:
+        """The published seconds of one step; None where the row has no time."""
+        if self.step_time_s is not None:
+            return self.step_time_s
+        per_device = self.tokens_per_s_per_gpu
+        rate = self.tokens_per_s if per_device is None else per_device * devices
+        return None if rate is None else tokens_per_step / rate
+
     @property
     def peak_bytes(self) -> float | None:
         """The published memory; None where the row has none."""
@@ -61,13 +78,16 @@ class Goal(Spec):
     within: float | None = Field(default=None, gt=0, description="for share_within: the largest error")
     at_most: float | None = None
     at_least: float | None = None
+    below_nodes: int | None = Field(
+        default=None, ge=1, description="time goals: runs on so many nodes or more do not count"
+    )
     unmet_because: str = Field(default="", description="why the source allows no better, where it does not")
 
     @model_validator(mode="after")
     def _one_bound(self) -> Goal:
         if (self.at_most is None) == (self.at_least is None):
             raise ValueError(f"{self.statistic} needs either at_most or at_least")
-        if (self.statistic == "share_within") != (self.within is not None):
+        if self.statistic.endswith("share_within") != (self.within is not None):
             raise ValueError("within belongs to share_within, which needs it")
         return self
 

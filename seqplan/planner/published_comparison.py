@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from seqplan.planner.cluster_spec import ClusterSpec
@@ -18,7 +19,7 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.planner.estimates import memory_estimates
 from seqplan.planner.implementation import ImplementationSpec
 from seqplan.planner.layout import Layout, complete_layout
-from seqplan.planner.layout_table import from_layouts, num_microbatches, pipeline_key
+from seqplan.planner.layout_table import LayoutTable, from_layouts, num_microbatches, pipeline_key
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.published import (
     Goal,
@@ -28,15 +29,20 @@ from seqplan.planner.published import (
     Statistic,
     split_by_home,
 )
+from seqplan.planner.published_ranking import pick_throughput, rank_correlation
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate
 from seqplan.planner.score_cases import Loaders
 from seqplan.planner.spec import Spec
+from seqplan.planner.time_model import time_table
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.validation import validate_spec
 
 SHARES = (0.05, 0.10, 0.20)
 """Errors within which the share of rows is reported."""
+
+FEWEST_RUNS = 3
+"""Finished runs of one model on one number of devices from which layouts can be ranked."""
 
 
 class ComparedRow(Spec):
@@ -53,6 +59,16 @@ class ComparedRow(Spec):
     peak_bytes: float = Field(description="predicted for the fullest stage, overheads included")
     limit_bytes: float
     over_limit: bool
+    nodes: int = Field(default=1, description="nodes that the run used")
+    global_batch_size: int = 1
+    published_step_s: float | None = None
+    predicted_step_s: float | None = None
+    time_error: float | None = Field(default=None, description="predicted / published - 1")
+
+    @property
+    def cell(self) -> tuple[str, int, int]:
+        """Rows that differ in their layout alone."""
+        return self.group, self.layout.world_size, self.global_batch_size
 
 
 class GoalResult(Spec):
@@ -94,7 +110,8 @@ def compare(source: PublishedSource, loaders: Loaders) -> ComparedSource:
     errors = [abs(row.error) for row in rows if row.error is not None]
     results = []
     for goal in source.goals:
-        value = reached(rows, goal.statistic, goal.within)
+        counted = [row for row in rows if goal.below_nodes is None or row.nodes < goal.below_nodes]
+        value = reached(counted, goal.statistic, goal.within)
         results.append(GoalResult(goal=goal, value=value, met=goal.holds(value)))
     assumptions = [*source.assumptions]
     for group in source.groups:
@@ -121,7 +138,14 @@ def reached(rows: list[ComparedRow], statistic: Statistic, within: float | None)
     errors = [abs(row.error) for row in rows if row.error is not None]
     over = [row.over_limit for row in rows if row.outcome != "ran"]
     finished = [row.over_limit for row in rows if row.outcome == "ran"]
+    seconds = [abs(row.time_error) for row in rows if row.time_error is not None]
     counted: dict[Statistic, Callable[[], float]] = {
+        "median_time_error": lambda: statistics.median(seconds),
+        "worst_time_error": lambda: max(seconds),
+        "time_share_within": lambda: _share(seconds, within or 0.0),
+        "rank_correlation": lambda: rank_correlation(_cells(rows)),
+        "pick_throughput": lambda: pick_throughput(_cells(rows), 1),
+        "best_of_three_throughput": lambda: pick_throughput(_cells(rows), 3),
         "median_error": lambda: statistics.median(errors),
         "mean_error": lambda: statistics.fmean(errors),
         "worst_error": lambda: max(errors),
@@ -130,6 +154,15 @@ def reached(rows: list[ComparedRow], statistic: Statistic, within: float | None)
         "finished_over_limit_share": lambda: sum(finished) / len(finished),
     }
     return counted[statistic]()
+
+
+def _cells(rows: list[ComparedRow]) -> list[list[tuple[float, float]]]:
+    """(predicted, published) seconds a step of every cell with enough finished runs."""
+    cells: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.published_step_s is not None and row.predicted_step_s is not None:
+            cells.setdefault(row.cell, []).append((row.predicted_step_s, row.published_step_s))
+    return [cell for cell in cells.values() if len(cell) >= FEWEST_RUNS]
 
 
 def _share(errors: list[float], limit: float) -> float:
@@ -149,6 +182,7 @@ def _compare_group(
         key = (question.model.model_dump_json(), train.model_dump_json(), *pipeline_key(layout))
         tables.setdefault(key, []).append(place)
     memories: dict[int, MemoryEstimate] = {}
+    seconds: dict[int, float] = {}
     for places in tables.values():
         questions = [asked[place][0] for place in places]
         table = from_layouts([asked[place][1] for place in places], questions[0].train)
@@ -156,7 +190,22 @@ def _compare_group(
         counts = num_microbatches(batches, table.dp, table.micro_batch_size)
         table = replace(table, num_microbatches=counts)
         memories.update(zip(places, memory_estimates(questions[0], table), strict=True))
-    return [_compared(source, group, *asked[place], memories[place]) for place in range(len(asked))]
+        seconds.update(zip(places, _step_seconds(questions[0], table), strict=True))
+    return [
+        _compared(source, group, *asked[place], memories[place], seconds[place])
+        for place in range(len(asked))
+    ]
+
+
+def _step_seconds(question: Question, table: LayoutTable) -> list[float]:
+    """Rows of one table may stand on different numbers of devices: each number has its own network."""
+    seconds = np.zeros(len(table))
+    sizes = table.world_size
+    for gpus in sorted(set(sizes.tolist())):
+        rows = np.flatnonzero(sizes == gpus)
+        sized = question.model_copy(update={"cluster": question.cluster.for_gpus(gpus), "gpus": gpus})
+        seconds[rows] = time_table(sized, table.take(rows)).step_time_s
+    return [float(each) for each in seconds]
 
 
 def _ask(
@@ -190,12 +239,15 @@ def _compared(
     layout: Layout,
     facts: PublishedFacts,
     memory: MemoryEstimate,
+    predicted_s: float,
 ) -> ComparedRow:
     stage = memory.stages[0 if source.stage == "first" else memory.worst_stage]
     predicted = sum(stage.by_kind[kind] for kind in source.kinds)
     if source.memory == "reserved":
         predicted += stage.overhead_by_kind["fragmentation"]
     published = facts.peak_bytes
+    train, devices = question.train, layout.world_size
+    published_s = facts.step_seconds(train.global_batch_size * train.seq_len, devices)
     return ComparedRow(
         row=facts.row,
         group=group.title,
@@ -208,4 +260,9 @@ def _compared(
         peak_bytes=memory.peak_bytes,
         limit_bytes=memory.limit_bytes,
         over_limit=memory.peak_bytes > memory.limit_bytes,
+        nodes=-(-devices // question.cluster.gpus_per_node),
+        global_batch_size=train.global_batch_size,
+        published_step_s=published_s,
+        predicted_step_s=None if published_s is None else predicted_s,
+        time_error=None if published_s is None else predicted_s / published_s - 1.0,
     )

@@ -66,7 +66,7 @@ class TrainerTime(Spec):
     )
     tp_exposed_share: Quantity = Field(
         default=Quantity(1.0, "assumed: nothing hides the tensor-parallel collectives"),
-        description="share of the tensor-parallel collectives that nothing hides",
+        description="share of tensor-parallel collectives in a node that nothing hides; between nodes: all",
     )
     rsa_attention_factor: Quantity = Field(
         default=Quantity(1.0, "assumed: as fast as attention on one device"),

@@ -93,6 +93,14 @@ def test_the_closed_form_of_interleaving_agrees(
     assert closed_form("interleaved", chunks, microbatches, of, hop) == pytest.approx(played, rel=AGREEMENT)
 
 
+def test_zero_bubbles_need_micro_batches() -> None:
+    # Equal thirds F, B, W of 1 s on 4 stages: 2 p micro-batches fill everything (Qi et al. 2401.10241); one
+    # alone passes 4 stages forth and back, and then its weight gradient is due.
+    passes = [(1.0, 2.0)] * 4
+    assert float(pipeline_s("zbv", 1, 8, passes)) == pytest.approx(24.0, rel=EXACT)
+    assert float(pipeline_s("zbv", 1, 1, passes)) == pytest.approx(4 * 2 + 1, rel=EXACT)
+
+
 def test_the_timeline_is_chrome_trace_json() -> None:
     events = simulate("1f1b", stages(1.0, 1.0), 2, hop_s=0.1)
     trace = json.loads(chrome_trace(events))["traceEvents"]
