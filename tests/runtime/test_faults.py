@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,12 @@ def assert_gone(pids: list[int]) -> None:
 
 def ranks_of(folder: Path) -> list[int]:
     return [int(pid_file(folder, rank).read_text()) for rank in range(RANKS)]
+
+
+@pytest.fixture(autouse=True)
+def _own_fork_server() -> None:
+    """Ranks write to the fork server's stderr: one of an earlier test would write into that test's."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def test_a_run_without_fault(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
