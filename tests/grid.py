@@ -122,6 +122,8 @@ def _point(chosen: dict[str, Any]) -> Point | None:
         return None
     if chosen["recompute"] == "none":
         chosen["recompute_layers"] = None
+    if chosen["dp"] * chosen["sp"] == 1:
+        chosen["zero_stage"] = 0  # nothing to share
     if chosen["tp"] == 1:
         chosen["tp_sequence_parallel"] = False
     asked = formula_cases.question(

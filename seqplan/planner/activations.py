@@ -60,6 +60,7 @@ SYMBOLS: dict[str, str] = {
     "cpu": "the device is a CPU",
     "cuda": "the device is a GPU",
     "fp32": "compute dtype float32",
+    "recompute": "recompute full, of the first layers at least",
     "causal": "decoder",
     "gated": "MLP with a gate (swiglu, geglu)",
     "relu": "activation relu, whose result is all that it keeps",
@@ -119,16 +120,22 @@ Moment = Literal[
     "attention_backward",
     "embedding_backward",
     "first_embedding_backward",
+    "recomputation",
+    "end",
     "reduction",
     "layer_reduction",
+    "root_reduction",
+    "summing",
     "gather",
     "gradient_sum",
     "optimizer",
 ]
-"""When a working tensor is alive. first_embedding_backward: that of a step's first micro-batch;
+"""When a working tensor is alive. recomputation: while a backward recomputes a layer; end: when the backward
+has come to the first layer; first_embedding_backward: that of a step's first micro-batch;
 reduction: while gradients of the layer before are being reduced; layer_reduction: of the first layer, at the
-end of a backward; gather: of the weights outside the layers, before a backward; gradient_sum: after the last
-backward."""
+end of a backward; root_reduction: after it, of what is outside the layers; summing: of some layers, while the
+others' backward runs; gather: of the weights outside the layers, before a backward; gradient_sum: after the
+last backward."""
 
 
 class TensorRow(Spec):

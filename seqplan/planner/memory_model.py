@@ -23,10 +23,8 @@ from seqplan.planner.layout_table import LayoutTable, from_layout
 from seqplan.planner.model_states import head_stage
 from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS, MemoryEstimate, StageMemory
-from seqplan.planner.stage_inventory import Bundle, Inventory, StageBundles
-
-Case = list[tuple[Any, Bundle]]
-"""One moment of a step: bundles with how many times each is there."""
+from seqplan.planner.stage_inventory import Inventory
+from seqplan.planner.stage_moments import Case, stage_cases
 
 
 def micro_batches_in_flight(table: LayoutTable, stage: int) -> Floats:
@@ -56,87 +54,6 @@ def stages_that_can_be_worst(table: LayoutTable) -> list[int]:
             seen.add(table.stage_layers[stage])
             stages.add(stage)
     return sorted(stages)
-
-
-def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> dict[str, Case]:
-    """Every moment at which this stage's rank may be fullest.
-
-    `all_started`: 1 where every micro-batch is in flight before the first backward, so that no gradient
-    exists at the first of these moments.
-    """
-    b = bundles
-    one: Any = 1
-    others = np.maximum(in_flight - 1.0, 0.0)
-    early = one - all_started
-    cases: dict[str, Case] = {}
-
-    def moments(prefix: str, waiting: Any, gradients: Any) -> None:
-        base: Case = [(one, b.states), (gradients, b.gradients), (waiting, b.kept), (one, b.inputs)]
-        if b.working["gather"].by_kind:
-            cases[prefix + "gather"] = [*base, (one, b.layers), (one, b.head), (one, b.working["gather"])]
-        if b.has_head:
-            in_head: Case = [*base, (one, b.layers), (one, b.head)]
-            for moment in ("loss_forward", "loss_backward", "head_backward"):
-                cases[prefix + moment] = [*in_head, (one, b.working[moment])]
-        if b.num_layers > 0:
-            plain_last = one - b.last_recomputed
-            unmade: Case = [(-plain_last, b.layer_mlp)]
-            live: Case = [(one, b.layers), (b.last_recomputed, b.recomputed_extra)]
-            head_gradients: Case = [(one - gradients, b.head_gradients)]
-            cases[prefix + "attention_forward"] = [
-                *base,
-                (one, b.layers),
-                *unmade,
-                (one, b.working["attention_forward"]),
-            ]
-            cases[prefix + "mlp_forward"] = [*base, (one, b.layers), (one, b.working["mlp_forward"])]
-            mlp: Case = [*base, *live, *head_gradients, (one, b.working["mlp_backward"])]
-            attention: Case = [
-                *base,
-                *live,
-                *head_gradients,
-                (-one, b.layer_mlp),
-                (one, b.working["attention_backward"]),
-            ]
-            cases[prefix + "mlp_backward"], cases[prefix + "attention_backward"] = mlp, attention
-            if b.working["reduction"].by_kind and b.num_layers > 1:
-                # The layer before: the last one has gone, but for its gradients.
-                gone: Case = [(-one, b.layer), (b.last_recomputed, b.recomputed_extra)]
-                next_one: Case = [*gone, (one, b.working["reduction"])]
-                cases[prefix + "mlp_backward, reducing"] = [*mlp, *next_one]
-                cases[prefix + "attention_backward, reducing"] = [*attention, *next_one]
-
-    moments("", others, early)
-    if np.any(all_started):
-        # After its first backward such a stage has gradients, and one micro-batch less; if it has another.
-        first = dict(cases)
-        moments("later ", np.maximum(others - 1.0, 0.0), one)
-        for name in [name for name in cases if name not in first]:
-            cases[name] = [((in_flight > 1.0) * count, bundle) for count, bundle in cases[name]]
-    end: Case = [(one, b.states), (one, b.gradients), (others, b.kept), (one, b.inputs)]
-    if b.working["layer_reduction"].by_kind:
-        cases["layer_reduction"] = [*end, (one, b.working["layer_reduction"])]
-    if b.num_layers > 1:
-        end.append((one, b.working["reduction"]))
-    if b.num_layers > 0:
-        # Of the first backward of a step: the embedding's gradient does not exist yet.
-        late: Case = [(-all_started, b.embedding_gradients)]
-        cases["end mlp_backward"] = [*end, *late, (one, b.layer), (one, b.working["mlp_backward"])]
-        cases["end attention_backward"] = [
-            *end,
-            *late,
-            (one, b.layer),
-            (-one, b.layer_mlp),
-            (one, b.working["attention_backward"]),
-        ]
-    if b.has_embedding or b.has_head:
-        cases["first_embedding_backward"] = [*end, (one, b.working["first_embedding_backward"])]
-        # Where all micro-batches were in flight, one that finds gradients waits for one less.
-        fewer: Case = [(-all_started * (others > 0.0), b.kept), (one, b.working["embedding_backward"])]
-        cases["embedding_backward"] = [*end, *fewer]
-    cases["gradient_sum"] = [(one, b.states), (one, b.gradients), (one, b.working["gradient_sum"])]
-    cases["optimizer"] = [(one, b.states), (one, b.gradients), (one, b.working["optimizer"])]
-    return cases
 
 
 def _case_total(case: Case) -> Any:

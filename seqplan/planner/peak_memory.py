@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from seqplan.planner.activations import Floats
 from seqplan.planner.layout_table import LayoutTable
 from seqplan.planner.memory_model import (
-    Case,
     micro_batches_in_flight,
     overhead_bytes,
-    stage_cases,
     stages_that_can_be_worst,
 )
 from seqplan.planner.model_states import head_stage
 from seqplan.planner.question import Question
 from seqplan.planner.stage_inventory import Inventory
+from seqplan.planner.stage_moments import Case, stage_cases
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,4 +101,4 @@ def _parts(case: Case, products: dict[tuple[int, int], tuple[Any, Any, Any]]) ->
 
 
 _ONE: Any = 1
-"""The count of what is there once (memory_model.stage_cases)."""
+"""The count of what is there once (stage_moments.stage_cases)."""

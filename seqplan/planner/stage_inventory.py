@@ -69,6 +69,8 @@ class StageBundles:
     gradients: Bundle
     head_gradients: Bundle
     """Gradients of final norm and head: they exist when the layers' backward begins."""
+    layer_gradients: Bundle
+    """Stored gradients of one layer."""
     embedding_gradients: Bundle
     """Gradients of the embedding: the last to exist in a backward."""
     layer: Bundle
@@ -83,6 +85,8 @@ class StageBundles:
     """1 where the last layer is recomputed."""
     inputs: Bundle
     """What a micro-batch keeps besides its layers: token ids, and the embedding's on the first stage."""
+    micro_batch: Bundle
+    """Of these, what does not go before the end of its backward."""
     head: Bundle
     working: dict[str, Bundle]
 
@@ -115,6 +119,7 @@ class Inventory:
         # The head's part of a table that it shares with the embedding is there from the head's backward on.
         shared = values["V"] * values["E"] if values["tied"] and self.table.pp == 1 else 0.0
         embedding_gradients = self._gradients_of(own["Pe"] - own["Ph"] - shared, values)
+        micro_batch = Bundle(add_by_kind(self.trainer.micro_batch, values))
         return StageBundles(
             has_embedding=bool(own["first"]),
             has_head=has_head,
@@ -122,13 +127,15 @@ class Inventory:
             states=states,
             gradients=gradients,
             head_gradients=head_gradients if has_head else EMPTY,
+            layer_gradients=self._gradients_of(own["Pl"], values),
             embedding_gradients=embedding_gradients if own["first"] else EMPTY,
             layer=self._layer,
             layer_mlp=self._layer_mlp,
             layers=self._layer.times(layers).plus(self._recompute_extra, -1.0 * recomputed),
             recomputed_extra=self._recompute_extra,
             last_recomputed=((recomputed >= layers) & (recomputed > 0)).astype(np.float64),
-            inputs=self._micro_batch.plus(self._embedding) if own["first"] else self._micro_batch,
+            micro_batch=micro_batch,
+            inputs=micro_batch.plus(self._embedding) if own["first"] else micro_batch,
             head=self._head if has_head else EMPTY,
             working=self._working(values),
         )
@@ -160,10 +167,6 @@ class Inventory:
                 kept = Bundle(layer_bytes(self.trainer.layer, self.values, mode))
                 extra = extra.plus(self._layer.plus(kept, -1.0), chosen)
         return extra
-
-    @cached_property
-    def _micro_batch(self) -> Bundle:
-        return Bundle(add_by_kind(self.trainer.micro_batch, self.values))
 
     @cached_property
     def _embedding(self) -> Bundle:

@@ -84,6 +84,7 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "cpu": cpu,
         "cuda": not cpu,
         "fp32": table.precision == "fp32",
+        "recompute": table.is_recompute("full"),
         "causal": model.causal,
         "gated": model.gated_mlp,
         "relu": model.activation == "relu",

@@ -82,6 +82,7 @@ class ReplicatedStates:
             else:
                 _local(master.grad).add_(_local(grad))
             copy.grad = None
+            del grad  # before its bucket is copied
         if self.missing:
             bucket = self.bucket_of[name]
             self.missing[bucket] -= 1

@@ -43,10 +43,14 @@ MODULE_KINDS: dict[str, str] = {
     "ring_passes": "ring_buffers",
     "rsa_scores": "attention",
     "rsa_passes": "transient",
-    "vocab_parallel": "logits",
 }
 
-KEPT_MODULE_KINDS: dict[str, str] = {"vocab_parallel": "logits"}
+LOSS: tuple[Site, ...] = (
+    ("vocab_parallel", "forward"),
+    ("vocab_parallel", "backward"),
+    ("vocab_parallel", "_difference"),
+)
+"""Made by the loss; what the embedding makes in the same module is not."""
 
 
 def kind_of(record: Record) -> str:
@@ -55,8 +59,10 @@ def kind_of(record: Record) -> str:
         return record.kind
     if record.site in FSDP_KINDS:
         return FSDP_KINDS[record.site]
+    if record.site in LOSS:
+        return "logits"
     if record.kept:
-        return KEPT_MODULE_KINDS.get(record.site[0], "activations")
+        return "activations"
     return FUNCTION_KINDS.get(record.site) or MODULE_KINDS.get(record.site[0], "transient")
 
 

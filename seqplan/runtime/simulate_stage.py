@@ -236,7 +236,7 @@ class FakeTrainer(Trainer):
         return hook
 
 
-def fake_micro_batches(trainer: Trainer, on_gpu: bool) -> list[MicroBatch]:
+def fake_micro_batches(trainer: FakeTrainer, on_gpu: bool) -> list[MicroBatch]:
     """A step's micro-batches as data.py makes them, without padding; on a GPU each has its positions."""
     mesh = trainer.mesh
     train, layout = trainer.stage.build.train, trainer.layout
@@ -252,4 +252,5 @@ def fake_micro_batches(trainer: Trainer, on_gpu: bool) -> list[MicroBatch]:
         ids, labels = (torch.empty(layout.micro_batch_size, tokens, dtype=torch.int64) for _ in range(2))
         rows = torch.empty(layout.micro_batch_size, dtype=torch.int64)
         found.append(MicroBatch(ids, labels, None, positions() if shared is None else shared, rows))
+        trainer.tracker.classify((ids, labels, rows, found[-1].positions), "activations")
     return found

@@ -122,7 +122,9 @@ def test_rope_or_learned_positions_change_no_layer() -> None:
 def test_every_row_of_our_inventory_is_used_somewhere() -> None:
     """A `when` that never holds is a row that nobody checks."""
     trained = our_trainer()
-    rows = [*trained.layer, *trained.embedding, *trained.head, *trained.micro_batch]
+    # What depends on the stage is held to simulation (tests/grid.py).
+    kept = [row for row in trained.micro_batch if row.name != "input of the stage"]
+    rows = [*trained.layer, *trained.embedding, *trained.head, *kept]
     seen: set[str] = set()
     variants = [decoder(qk_norm="per_head"), encoder(), gpt(4, 512, 8, 1000, 2048, activation="relu")]
     for model in variants:

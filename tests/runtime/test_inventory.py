@@ -87,7 +87,7 @@ def planned_bytes(kind: str, changes: dict[str, Any], dropout: float) -> float:
     )  # fmt: skip
     values = layout_values(asked, from_layout(layout, asked.train))
     trainer = asked.implementation
-    rows = [row for row in trainer.micro_batch if "ids" not in row.name and row.name != "positions"]
+    rows = [row for row in trainer.micro_batch if row.name not in ("positions", "input of the stage")]
     parts = [layer_bytes(trainer.layer, values, layout.recompute)] * spec.num_layers
     parts += [add_by_kind(list(rows), values), add_by_kind(list(trainer.embedding), values)]
     parts += [add_by_kind(list(trainer.head), values)]

@@ -1,0 +1,174 @@
+"""The simulation of a rank: equal to a whole one, to a real run, and fast enough for 16,384 ranks."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from seqplan.planner.train_spec import TrainSpec
+from seqplan.runtime.kernel_device import kernels_of
+from seqplan.runtime.metrics import measure_peak_bytes
+from seqplan.runtime.ring_attention import ring_attention
+from seqplan.runtime.simulate import Job, simulate, simulate_whole
+from seqplan.runtime.simulate_stage import fake_group, operator_bodies
+from seqplan.runtime.simulate_tracker import Change, Tracker
+from tests.ranks import run_ranks
+from tests.runtime import parity, test_peak_memory
+from tests.runtime.reference_model import make_batch
+
+SAME_AS_RUN = 0.02
+"""Of a measured peak: the issue's 2 %. What a kernel uses inside is no tensor of ours (70 kB on CPUs)."""
+
+Case = tuple[str, dict[str, Any]]
+
+
+def job(kind: str, changes: dict[str, Any], rows: int, seq_len: int = 256, num_layers: int = 4) -> Job:
+    """A model of test_peak_memory, whose sizes are such that a missing tensor shows."""
+    spec = test_peak_memory.model(kind, seq_len).model_copy(update={"num_layers": num_layers})
+    fields = {"dp": 1, "pp": 1, "tp": 1, "sp": 1, "micro_batch_size": 1, **changes}
+    layout = parity.make_layout(spec, **fields)
+    return Job(spec, TrainSpec(seq_len=seq_len, global_batch_size=rows), layout, on_gpu=False)
+
+
+WHOLE: list[Case] = [
+    ("decoder", {}),
+    ("decoder", {"dp": 2, "zero_stage": 3}),
+    ("decoder", {"sp": 2, "zero_stage": 2, "precision": "bf16"}),
+    ("encoder", {"dp": 2, "recompute": "full", "recompute_layers": 5}),
+    ("gpt2", {"tp": 2, "tp_sequence_parallel": True, "precision": "bf16"}),
+    ("decoder", {"pp": 2, "sp": 2, "attention": "rsa", "recompute": "full"}),
+    ("decoder", {"pp": 3, "dp": 2, "zero_stage": 3, "precision": "bf16"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), WHOLE)
+def test_repeated_layers_and_micro_batches_equal_a_whole_simulation(
+    kind: str, changes: dict[str, Any]
+) -> None:
+    """To the byte, by kind: 9 layers a stage or so of which 4 run, and 5 micro-batches of which 3 do."""
+    asked = job(
+        kind, changes, rows=5 * changes.get("dp", 1), seq_len=128, num_layers=9 * changes.get("pp", 1)
+    )
+    for stage, simulated in enumerate(simulate(asked)):
+        assert simulated.by_kind == simulate_whole(asked, stage), stage
+
+
+def ring_bytes(bodies: dict[Any, Any]) -> float:
+    """Largest sum of what one forward and backward of ring attention makes, of 4 MiB a tensor q, k or v."""
+    tracker = Tracker(bodies)
+    with fake_group(0, 4), kernels_of("cpu"), FakeTensorMode(), tracker.running():
+        group = torch.distributed.group.WORLD
+        q, k, v = (torch.empty(1, 2048, 16, 32, requires_grad=True) for _ in range(3))
+        out = ring_attention(q, k, v, group=group, causal=True, head_groups=1)
+        out.backward(torch.empty_like(out))
+    held = largest = 0
+    for event in tracker.events:
+        if isinstance(event, Change):
+            held += event.size_bytes
+            largest = max(largest, held)
+    return largest / (4 << 20)
+
+
+def test_the_buffers_of_the_ring_are_seen() -> None:
+    """In units of q, float32, one group of heads.
+
+    Both ways: q, k, v, out, the gradients of out, q, k, v: 8. In backward also K and V in hand and received
+    (4), their gradients sent and received (4), and those of one block (3).
+    """
+    seen, unseen = ring_bytes(operator_bodies()), ring_bytes({})
+    assert unseen == pytest.approx(8.0, abs=0.1)
+    assert seen == pytest.approx(8.0 + 4.0 + 4.0 + 3.0, abs=0.3)
+
+
+RUNS: list[Case] = [
+    ("decoder", {"dp": 2, "sp": 2}),
+    ("decoder", {"pp": 2, "tp": 2}),
+    ("decoder", {"dp": 4, "zero_stage": 3}),
+    ("encoder", {"dp": 2, "pp": 2, "zero_stage": 2}),
+    ("decoder", {"sp": 4, "precision": "bf16", "recompute": "full"}),
+]
+ROWS, SEQ_LEN, STEPS = 4, 512, 3
+
+
+def measured_peaks(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """Stage and peak of this rank, for each run: the smallest of some steps, once all states exist."""
+    torch.set_num_threads(1)
+    found = []
+    for kind, changes in RUNS:
+        asked = job(kind, changes, ROWS, SEQ_LEN)
+        batch = make_batch(asked.model, ROWS, SEQ_LEN, padded=False)
+        trainer, micro_batches = parity.new_trainer(asked.model, asked.layout, batch, None)
+        trainer.train_step(micro_batches, 0)
+        step = partial(trainer.train_step, micro_batches, 1)
+        peaks = [measure_peak_bytes(step)[1] for _ in range(STEPS)]
+        found.append((trainer.mesh.pp_stage, min(peaks)))
+    return found
+
+
+@pytest.mark.ranks
+def test_simulation_is_a_real_run_on_four_ranks() -> None:
+    """Against the least of ranks and steps: gloo's threads hold on to what they sent for a while."""
+    by_rank = run_ranks(4, measured_peaks, timeout_s=240)
+    wrong = []
+    for number, (kind, changes) in enumerate(RUNS):
+        for stage, simulated in enumerate(simulate(job(kind, changes, ROWS, SEQ_LEN))):
+            measured = min(peaks[number][1] for peaks in by_rank if peaks[number][0] == stage)
+            if simulated.allocated_bytes != pytest.approx(measured, rel=SAME_AS_RUN):
+                wrong.append(f"{kind} {changes} {stage}: {simulated.allocated_bytes:.0f} for {measured}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_rms_norm_of_a_gpu_keeps_its_input_alone() -> None:
+    """torch's fused operator keeps input, weight, one float32 a row (derivatives.yaml: _fused_rms_norm)."""
+    from seqplan.runtime.kernel_device import rms_norm
+
+    x = torch.randn(8, 64, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.ones(64, dtype=torch.bfloat16, requires_grad=True)
+
+    def kept(device: str) -> int:
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with kernels_of(device), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = rms_norm(x, 64, weight, 1e-5)
+        assert y.shape == x.shape
+        return sum(sizes.values()) - x.nbytes - weight.nbytes
+
+    assert kept("cuda") == 8 * 4
+    assert kept("cpu") > 8 * 64 * 4  # float32 forms of the input
+
+
+def test_405b_on_16384_ranks(tmp_path: Path) -> None:
+    """The issue: within 60 s on 2 cores and 2 GiB. Measured: 13 CPU-seconds, 0.5 GiB."""
+    command = [sys.executable, "-m", "seqplan"]
+    plan = tmp_path / "plan.yaml"
+    question = "llama3-405b --cluster dgx-h100 --gpus 16384 --seq-len 131072 --global-batch-size 128"
+    pins = "--dp 8 --pp 16 --tp 8 --sp 16 --zero-stage 3 --micro-batch-size 1 --recompute full"
+    done = subprocess.run(
+        [*command, "suggest", *question.split(), *pins.split(), "-o", str(plan)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert plan.exists(), done.stderr
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [*command, "verify", str(plan), "--json"], capture_output=True, text=True, timeout=240
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["stages"]) == 16
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
+    assert after.ru_maxrss < 2 << 20  # KiB
