@@ -2,6 +2,7 @@
 #   make demo         plan a small model for this machine, train it 20 steps on 4 processes, planned beside measured
 #   make test         all tests
 #   make check        format, lint, types, architecture, then all tests (once, also in `make check test`)
+#   make grid         the whole grid of estimates against simulations (tests take every sixth point)
 #   make wheel-check  the built wheel in a clean environment, used from another folder
 #   make clean        what the other targets made
 # Paths are relative, so the folder may have any name; tools run as `python -m`, because the scripts in .venv/bin
@@ -10,7 +11,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static format wheel-check clean FORCE
+.PHONY: help setup demo test check static format grid wheel-check clean FORCE
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -22,7 +23,7 @@ $(STAMP): FORCE
 endif
 
 help:
-	@sed -n '2,6s/^# *//p' Makefile
+	@sed -n '2,7s/^# *//p' Makefile
 
 $(STAMP): pyproject.toml constraints.txt
 	@python=$${PYTHON:-$$(bash .ci/find-python)}; \
@@ -55,6 +56,9 @@ check: static test
 format: $(STAMP)
 	@$(PY) -m ruff format seqplan tests $(wildcard benchmarks)
 	@$(PY) -m ruff check --fix seqplan tests $(wildcard benchmarks)
+
+grid: $(STAMP)
+	@OMP_NUM_THREADS=1 $(PY) -m tests.grid
 
 wheel-check: $(STAMP)
 	@bash .ci/wheel-check $(PY)
