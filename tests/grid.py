@@ -175,27 +175,31 @@ def difference(point: Point) -> Difference:
     return replace(worst, activations=max((each.activations for each in found), key=abs))
 
 
-def broken(differences: list[Difference]) -> list[str]:
+def broken(found: list[Difference]) -> list[str]:
     """What does not hold, in lines; empty where all does."""
     lines = []
     for what in ("total", "activations"):
-        sizes = [abs(getattr(each, what)) for each in differences]
+        sizes = [abs(getattr(each, what)) for each in found]
         if statistics.median(sizes) > MEDIAN:
             lines.append(f"median difference of {what}: {statistics.median(sizes):.2%} > {MEDIAN:.0%}")
         lines += [
             f"{what} {getattr(each, what):+.2%} at stage {each.stage}: {each.name}"
-            for each in sorted(differences, key=lambda each: -abs(getattr(each, what)))
+            for each in sorted(found, key=lambda each: -abs(getattr(each, what)))
             if abs(getattr(each, what)) > WORST
         ]
     return lines
 
 
-def main() -> int:
-    """The whole grid, on all cores."""
-    start = time.monotonic()
-    chosen = points()
+def differences(chosen: list[Point]) -> list[Difference]:
+    """Of every point, on all cores."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(difference, chosen, chunksize=4))
+        return list(pool.map(difference, chosen, chunksize=2))
+
+
+def main() -> int:
+    """The whole grid."""
+    start = time.monotonic()
+    found = differences(points())
     for each in sorted(found, key=lambda each: -abs(each.total))[:10]:
         kinds = ", ".join(
             f"{k} {e / 2**20:.1f}/{s / 2**20:.1f}" for k, (e, s) in each.kinds.items() if e or s

@@ -107,11 +107,15 @@ def _recorded(job: Job, stage: int) -> tuple[Phase, Recording]:
     like = (0, 1 if last else 2) if first else (1, 2 if last else 3)
     with _rank(job, stage) as (trainer, tracker):
         batches = fake_micro_batches(trainer, job.on_gpu)
-        reduces_in_backward = job.layout.zero_stage == 0 and job.layout.dp * job.layout.sp > 1
-        trainer.simulate_step(batches, 0, Reduced(one_f_one_b(*like, 1), layers, 1, reduces_in_backward))
+        replicated = job.layout.zero_stage == 0
+        if replicated:
+            trainer.update_only()
+        else:
+            trainer.simulate_step(batches, 0, Reduced(one_f_one_b(*like, 1), layers, 1, whole_last=False))
         start = len(tracker.events)
         few = min(RECORDED_MICRO_BATCHES, job.num_microbatches)
-        trainer.simulate_step(batches, 1, Reduced(one_f_one_b(*like, few), layers, few, reduces_in_backward))
+        whole_last = replicated and job.layout.dp * job.layout.sp > 1
+        trainer.simulate_step(batches, 1, Reduced(one_f_one_b(*like, few), layers, few, whole_last))
         recording = Recording(tracker.events[start:], job.layout.stage_layers[stage])
         return phase_of(tracker.events[:start]), recording
 

@@ -26,6 +26,7 @@ from seqplan.planner.schedule import Action, Exchange
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.runtime import ring_attention, rsa
 from seqplan.runtime.data import BatchPart, MicroBatch
+from seqplan.runtime.data_parallel import States
 from seqplan.runtime.model import Stage
 from seqplan.runtime.modules import Build
 from seqplan.runtime.options import RunOptions
@@ -154,10 +155,7 @@ class FakeDriver(PipelineDriver):
         self._fake_stage.in_backward = False
         if index == 0:  # layers that did not run have their gradients from here on too
             self.tracker.mark("missing gradients")
-            for master in self.states.masters.values():
-                if master.grad is None:
-                    master.grad = torch.empty_like(master)
-                    self.tracker.classify([master.grad], "gradients")
+            give_missing_gradients(self.states, self.tracker)
             self.tracker.mark("after missing gradients")
 
     @property
@@ -205,10 +203,22 @@ class FakeTrainer(Trainer):
         self.fake_stage.reduced = reduced
         self.tracker.mark("step")
         self.train_step(micro_batches, step)
-        states = (value for state in self.optimizer.state.values() for value in state.values())
-        self.tracker.classify((value for value in states if isinstance(value, Tensor)), "optimizer")
+        self._see_states()
         if step == 0:
             self._watch_gathered()
+
+    def update_only(self) -> None:
+        """The optimizer's part of a first step: all that it leaves behind where states are replicated."""
+        self.tracker.mark("step")
+        give_missing_gradients(self.states, self.tracker)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.states.publish()
+        self._see_states()
+
+    def _see_states(self) -> None:
+        states = (value for state in self.optimizer.state.values() for value in state.values())
+        self.tracker.classify((value for value in states if isinstance(value, Tensor)), "optimizer")
 
     def _run(
         self, actions: list[Action], micro_batches: list[MicroBatch], seed: int | None
@@ -234,6 +244,14 @@ class FakeTrainer(Trainer):
                     self.tracker.classify([each.grad], "gradients")
 
         return hook
+
+
+def give_missing_gradients(states: States, tracker: Tracker) -> None:
+    """Gradients for the masters that have none."""
+    for master in states.masters.values():
+        if master.grad is None:
+            master.grad = torch.empty_like(master)
+            tracker.classify([master.grad], "gradients")
 
 
 def fake_micro_batches(trainer: FakeTrainer, on_gpu: bool) -> list[MicroBatch]:

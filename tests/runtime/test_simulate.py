@@ -21,6 +21,7 @@ from seqplan.runtime.ring_attention import ring_attention
 from seqplan.runtime.simulate import Job, simulate, simulate_whole
 from seqplan.runtime.simulate_stage import fake_group, operator_bodies
 from seqplan.runtime.simulate_tracker import Change, Tracker
+from tests import grid
 from tests.ranks import run_ranks
 from tests.runtime import parity, test_peak_memory
 from tests.runtime.reference_model import make_batch
@@ -54,10 +55,9 @@ WHOLE: list[Case] = [
 def test_repeated_layers_and_micro_batches_equal_a_whole_simulation(
     kind: str, changes: dict[str, Any]
 ) -> None:
-    """To the byte, by kind: 9 layers a stage or so of which 4 run, and 5 micro-batches of which 3 do."""
-    asked = job(
-        kind, changes, rows=5 * changes.get("dp", 1), seq_len=128, num_layers=9 * changes.get("pp", 1)
-    )
+    """To the byte, by kind: 9 (or 6) layers a stage of which 4 or so run, 4 micro-batches of which 3 do."""
+    pp = changes.get("pp", 1)
+    asked = job(kind, changes, 4 * changes.get("dp", 1), seq_len=128, num_layers=9 if pp == 1 else 6 * pp)
     for stage, simulated in enumerate(simulate(asked)):
         assert simulated.by_kind == simulate_whole(asked, stage), stage
 
@@ -172,3 +172,13 @@ def test_405b_on_16384_ranks(tmp_path: Path) -> None:
     assert len(json.loads(done.stdout)["stages"]) == 16
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
     assert after.ru_maxrss < 2 << 20  # KiB
+
+
+def test_estimate_equals_simulation_on_a_part_of_the_grid() -> None:
+    """Every sixth point; `make grid` runs all."""
+    chosen = grid.points()[:: grid.REDUCED_STEP]
+    assert len(chosen) >= 40
+    assert {point.question.model.architecture for point in chosen} == {"decoder", "encoder"}
+    assert max(point.layout.world_size for point in chosen) >= 256
+    broken = grid.broken(grid.differences(chosen))
+    assert not broken, "\n".join(broken)
