@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from seqplan import profiles
-from seqplan.planner.layout_grid import candidate_grids
+from seqplan.planner.choosing.layout_grid import candidate_grids
+from seqplan.planner.choosing.scan import row_chunks, scan
 from seqplan.planner.layout_space import trainer_choices
-from seqplan.planner.legality import sieve
-from seqplan.planner.peak_memory import peak_memory
+from seqplan.planner.memory.peak_memory import peak_memory
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.scan import row_chunks, scan
+from seqplan.planner.rules.legality import sieve
 from seqplan.planner.search import score
 from seqplan.planner.time_model import time_table
 from seqplan.planner.train_spec import TrainSpec

@@ -76,7 +76,8 @@ def suggest(
     --global-batch-size are needed. Every other flag named after a field of the layout pins that field.
     """
     from seqplan import cli_inputs, render, render_suggestion, render_verification
-    from seqplan.planner import job, pareto, plan, search
+    from seqplan.planner import plan, search
+    from seqplan.planner.choosing import job, pareto
 
     wanted = None if tokens is None else job.parse_tokens(tokens)
     if output is not None:
@@ -133,9 +134,9 @@ def explain(
     """
     from seqplan import cli_inputs, render, render_layout
     from seqplan.planner import search
-    from seqplan.planner.completion import completion
-    from seqplan.planner.kept_tensors import kept_tensors
-    from seqplan.planner.state_notes import states_note
+    from seqplan.planner.choosing.completion import completion
+    from seqplan.planner.choosing.state_notes import states_note
+    from seqplan.planner.memory.kept_tensors import kept_tensors
 
     if layout is None:
         asked, chosen = cli_inputs.read_plan(Path(subject), ask, pins)
@@ -199,7 +200,7 @@ def validate(
     Exit 1 where a goal is missed.
     """
     from seqplan import cli_inputs, profiles, render, render_published
-    from seqplan.planner.published_comparison import compare
+    from seqplan.planner.measured.published_comparison import compare
 
     names = profiles.published_names() if source is None else (source,)
     compared = [compare(profiles.load_published(name), cli_inputs.loaders()) for name in names]

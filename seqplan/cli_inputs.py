@@ -22,9 +22,9 @@ from seqplan.planner.layout import AXES, Layout, parse_degrees, parse_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.plan import load_plan, plan_warnings
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.reading.typed_form import flag_name
 from seqplan.planner.score_cases import Loaders
 from seqplan.planner.train_spec import TrainSpec
-from seqplan.planner.typed_form import flag_name
 
 LARGEST_BATCH_TOKENS = 2**28
 """Tokens a step beyond which a batch is taken for a slip: 16 times the largest of Llama 3 405B

@@ -41,8 +41,8 @@ def limits(
     accumulation. With both, the fewest devices that fit.
     """
     from seqplan import cli_inputs, plot_limits, render, render_limits
-    from seqplan.planner import fewest_devices
     from seqplan.planner import limits as planner
+    from seqplan.planner.choosing import fewest_devices
 
     if ask.seq_len is None and ask.global_batch_size is None:
         raise SeqplanError(

@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import PydanticUndefined
 
 from seqplan.planner.errors import SeqplanError
+from seqplan.planner.reading.typed_form import flag_name, typed_value
 from seqplan.planner.spec import Spec
 from seqplan.planner.train_spec import Optimizer
-from seqplan.planner.typed_form import flag_name, typed_value
 
 Built = TypeVar("Built", bound=BaseModel)
 

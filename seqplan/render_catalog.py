@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec, LinkSpec
 from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.quantity import Quantity
+from seqplan.planner.reading.quantity import Quantity
 from seqplan.render import count, duration, gib, listing, plural, show, table, text
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqplan.planner.completion import Completion
-from seqplan.planner.kept_tensors import KeptTensor
+from seqplan.planner.choosing.completion import Completion
 from seqplan.planner.layout import Layout
+from seqplan.planner.memory.kept_tensors import KeptTensor
 from seqplan.planner.question import Question
+from seqplan.planner.reading.typed_form import typed_flags
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
-from seqplan.planner.typed_form import typed_flags
 from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, size, table
 from seqplan.render_suggestion import asked, choices, degrees, memory_line, peak_title, stage_bars
 

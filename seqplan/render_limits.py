@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqplan.planner.fewest_devices import FewestDevices, SmallestCluster
+from seqplan.planner.choosing.fewest_devices import FewestDevices, SmallestCluster
 from seqplan.planner.limits import NAMES, Limit, Limits
 from seqplan.planner.question import Question
 from seqplan.render import count, gib, listing, plural, show, table, text

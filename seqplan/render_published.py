@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seqplan.planner.published_comparison import ComparedRow, ComparedSource, GoalResult
+from seqplan.planner.measured.published_comparison import ComparedRow, ComparedSource, GoalResult
 from seqplan.render import block, gib, listing, percent, plural, show, table
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.layout import Layout, complete_layout
-from seqplan.planner.layout_table import from_layout
-from seqplan.planner.legality import run_reasons
+from seqplan.planner.memory.stage_inventory import Inventory
 from seqplan.planner.memory_model import memory_estimate, micro_batches_in_flight
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
-from seqplan.planner.stage_inventory import Inventory
+from seqplan.planner.rules.legality import run_reasons
 from tests.planner import formula_cases
 
 SIZE = 240

@@ -126,6 +126,9 @@ def test_the_command_line_starts_without_torch_and_without_rich() -> None:
 
 
 def test_the_planner_loads_neither_torch_nor_typer() -> None:
-    modules = [f"seqplan.planner.{path.stem}" for path in (PACKAGE / "planner").glob("[a-z]*.py")]
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (PACKAGE / "planner").rglob("[a-z]*.py")
+    ]
     loaded = loaded_by(f"import {', '.join(modules)}, seqplan.profiles")
     assert not loaded & {"torch", "typer", "rich", "click"}

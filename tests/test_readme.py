@@ -13,7 +13,7 @@ import yaml
 from seqplan import profiles
 from seqplan.cli import app
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.model_features import missing_features
+from seqplan.planner.rules.model_features import missing_features
 from tests import readme
 from tests.command_line import Seqplan, runner
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from seqplan.planner.expression import Expression, compile_expression
+from seqplan.planner.memory.expression import Expression, compile_expression
 from seqplan.planner.spec import Spec
 
 Floats = NDArray[np.float64]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.legality import run_reasons
 from seqplan.planner.plan import Plan, make_plan
+from seqplan.planner.rules.legality import run_reasons
 from seqplan.planner.search import score
 
 RUNTIME = "seqplan"

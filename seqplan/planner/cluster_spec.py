@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.quantity import FractionQuantity, PositiveQuantity, Quantity, ShareQuantity
+from seqplan.planner.reading.quantity import FractionQuantity, PositiveQuantity, Quantity, ShareQuantity
 from seqplan.planner.spec import Spec
 
 Kernel = Literal["flash", "efficient", "math"]

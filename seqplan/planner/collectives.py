@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.activations import Floats
-from seqplan.planner.layout_table import LayoutTable
+from seqplan.planner.choosing.layout_table import LayoutTable
 from seqplan.planner.question import Question
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.activations import Floats
-from seqplan.planner.flops import model_flops_per_step
-from seqplan.planner.layout_table import LayoutTable
+from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.memory.stage_moments import Case
 from seqplan.planner.memory_model import memory_table, overhead_bytes
 from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS, TIME_KINDS, MemoryEstimate, StageMemory, TimeEstimate
-from seqplan.planner.stage_moments import Case
 from seqplan.planner.time_model import estimate_notes, time_table
+from seqplan.planner.timing.flops import model_flops_per_step
 
 
 def memory_estimates(question: Question, table: LayoutTable) -> list[MemoryEstimate]:

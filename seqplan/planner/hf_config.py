@@ -23,7 +23,7 @@ from seqplan.planner.hf.other_files import size_like, what_it_is
 from seqplan.planner.hf.reader import ConfigReader, Fields, family_defaults, show
 from seqplan.planner.hf.refusals import refusals
 from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.read_json import kind_of, read_json_object
+from seqplan.planner.reading.read_json import kind_of, read_json_object
 from seqplan.planner.spec import Spec
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -15,8 +15,8 @@ from pydantic import Field
 from seqplan.planner.activations import LayerRow, TensorRow, WorkingRow
 from seqplan.planner.layout import Attention, Kernel, Recompute, Schedule, StageBalance
 from seqplan.planner.spec import Spec
+from seqplan.planner.timing.trainer_time import TrainerTime
 from seqplan.planner.train_spec import Optimizer
-from seqplan.planner.trainer_time import TrainerTime
 
 
 class Capabilities(Spec):

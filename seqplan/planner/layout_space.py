@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from seqplan.planner.choosing.layout_table import RECOMPUTES
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.integers import divisors, listed
 from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER, default_stage_layers, spread_layers
-from seqplan.planner.layout_table import RECOMPUTES
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.reading.integers import divisors, listed
 
 FEW_DIVISORS = 10
 """Up to so many divisors of a replica's batch are all tried as micro-batch sizes; of more, the powers of two

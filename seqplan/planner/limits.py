@@ -16,24 +16,24 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from seqplan.planner.errors import SeqplanError
-from seqplan.planner.integers import divisors, listed
-from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER, Layout
-from seqplan.planner.layout_grid import candidate_tables
-from seqplan.planner.layout_space import check_pins, trainer_choices
-from seqplan.planner.layout_table import LayoutTable
-from seqplan.planner.legality import sieve
-from seqplan.planner.limit_search import (
+from seqplan.planner.choosing.layout_grid import candidate_tables
+from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.choosing.limit_search import (
     at_length,
     divisors_of_length,
     largest_batch,
     longest_sequence,
 )
+from seqplan.planner.choosing.notes import trained
+from seqplan.planner.choosing.scan import memory_text
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER, Layout
+from seqplan.planner.layout_space import check_pins, trainer_choices
 from seqplan.planner.memory_model import memory_estimate, memory_table
-from seqplan.planner.notes import trained
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.rules_degrees import tensor_degrees
-from seqplan.planner.scan import memory_text
+from seqplan.planner.reading.integers import divisors, listed
+from seqplan.planner.rules.legality import sieve
+from seqplan.planner.rules.rules_degrees import tensor_degrees
 from seqplan.planner.spec import Spec
 
 Searched = Literal["seq_len", "global_batch_size"]

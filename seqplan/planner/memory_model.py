@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqplan.planner.activations import Floats
+from seqplan.planner.choosing.layout_table import LayoutTable, from_layout
 from seqplan.planner.layout import Layout
-from seqplan.planner.layout_table import LayoutTable, from_layout
-from seqplan.planner.model_states import head_stage
+from seqplan.planner.memory.model_states import head_stage
+from seqplan.planner.memory.stage_inventory import Inventory
+from seqplan.planner.memory.stage_moments import Case, stage_cases
 from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS, MemoryEstimate, StageMemory
-from seqplan.planner.stage_inventory import Inventory
-from seqplan.planner.stage_moments import Case, stage_cases
 
 
 def micro_batches_in_flight(table: LayoutTable, stage: int) -> Floats:

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from seqplan.planner.model_rules import broken_rules
-from seqplan.planner.parameter_tensor import ParameterTensor as ParameterTensor
-from seqplan.planner.parameter_tensor import Place as Place
-from seqplan.planner.parameter_tensor import TpSplit as TpSplit
-from seqplan.planner.parameter_tensor import as_tuple
+from seqplan.planner.memory.parameter_tensor import ParameterTensor as ParameterTensor
+from seqplan.planner.memory.parameter_tensor import Place as Place
+from seqplan.planner.memory.parameter_tensor import TpSplit as TpSplit
+from seqplan.planner.memory.parameter_tensor import as_tuple
+from seqplan.planner.rules.model_rules import broken_rules
 from seqplan.planner.spec import Spec
 
 Activation = Literal[
@@ -193,13 +193,13 @@ class ModelSpec(Spec):
 
     @cached_property
     def _tensors(self) -> tuple[ParameterTensor, ...]:
-        from seqplan.planner.parameter_inventory import parameter_tensors
+        from seqplan.planner.memory.parameter_inventory import parameter_tensors
 
         return parameter_tensors(self, self.vocab_size)
 
     def parameter_tensors(self, vocab_rows: int | None = None) -> tuple[ParameterTensor, ...]:
         """All weights; those of a layer once, with place "layer". `vocab_rows`: the padded vocabulary."""
-        from seqplan.planner.parameter_inventory import parameter_tensors
+        from seqplan.planner.memory.parameter_inventory import parameter_tensors
 
         return self._tensors if vocab_rows is None else parameter_tensors(self, vocab_rows)
 

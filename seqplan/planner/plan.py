@@ -18,20 +18,20 @@ import yaml
 from pydantic import Field
 
 from seqplan import __version__
+from seqplan.planner.choosing.scan import memory_text
 from seqplan.planner.cluster_spec import ClusterSpec, Kernel
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.estimate_changes import Difference, differences
 from seqplan.planner.implementation import Capabilities, ImplementationSpec
 from seqplan.planner.layout import Attention, Layout, Recompute, Schedule
-from seqplan.planner.legality import reasons, run_reasons
-from seqplan.planner.model_features import FEATURES
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
+from seqplan.planner.reading.strict_yaml import load_yaml
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, TimeEstimate
-from seqplan.planner.scan import memory_text
+from seqplan.planner.rules.legality import reasons, run_reasons
+from seqplan.planner.rules.model_features import FEATURES
 from seqplan.planner.search import score
 from seqplan.planner.spec import Spec
-from seqplan.planner.strict_yaml import load_yaml
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.validation import validate_spec
 

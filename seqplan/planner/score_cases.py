@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from seqplan.planner.choosing.layout_table import from_layouts, num_microbatches, pipeline_key
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.implementation import ImplementationSpec
 from seqplan.planner.layout import Layout, complete_layout, parse_degrees
-from seqplan.planner.layout_table import from_layouts, num_microbatches, pipeline_key
-from seqplan.planner.legality import verdict
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
-from seqplan.planner.read_json import noting
+from seqplan.planner.reading.read_json import noting
 from seqplan.planner.results import JSON_SCHEMA, MemoryEstimate, TimeEstimate
+from seqplan.planner.rules.legality import verdict
 from seqplan.planner.search import scored_layout
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.validation import validate_spec

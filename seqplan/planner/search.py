@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 
-from seqplan.planner.beyond_trainer import faster_elsewhere
+from seqplan.planner.choosing.beyond_trainer import faster_elsewhere
+from seqplan.planner.choosing.notes import assumptions, layout_warnings, position_warning, vocab_padding
+from seqplan.planner.choosing.scan import memory_text, scan
+from seqplan.planner.choosing.sensitivity import SEEN, sensitivity
+from seqplan.planner.choosing.state_notes import states_note
+from seqplan.planner.choosing.what_if import what_would_be_legal, what_would_fit
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import check_pins, trainer_choices
-from seqplan.planner.legality import Verdict, verdict
 from seqplan.planner.memory_model import memory_estimate
-from seqplan.planner.notes import assumptions, layout_warnings, position_warning, vocab_padding
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.reading.typed_form import typed_flags
 from seqplan.planner.results import MemoryEstimate, Reason, ScoredLayout, Suggestion, TimeEstimate
-from seqplan.planner.scan import memory_text, scan
-from seqplan.planner.sensitivity import SEEN, sensitivity
-from seqplan.planner.state_notes import states_note
+from seqplan.planner.rules.legality import Verdict, verdict
 from seqplan.planner.time_model import time_estimate
-from seqplan.planner.typed_form import typed_flags
-from seqplan.planner.what_if import what_would_be_legal, what_would_fit
 
 TIGHT_FRACTION = 0.03
 """Head-room below which a pick is called tight: estimate and simulation may differ by 3 % (the bound that

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.activations import Floats
+from seqplan.planner.choosing.layout_table import LayoutTable, from_layout
 from seqplan.planner.collectives import Group, Network
-from seqplan.planner.data_parallel_time import DataParallelClock
-from seqplan.planner.flops import model_flops_per_step
-from seqplan.planner.layer_time import EndTime, LayerClock, LayerTime, PassTime
 from seqplan.planner.layout import Layout
-from seqplan.planner.layout_table import LayoutTable, from_layout
-from seqplan.planner.model_states import RankParameters, head_stage, rank_parameters
-from seqplan.planner.peak_memory import peak_memory
-from seqplan.planner.pipeline_time import pipeline_s
+from seqplan.planner.memory.model_states import RankParameters, head_stage, rank_parameters
+from seqplan.planner.memory.peak_memory import peak_memory
 from seqplan.planner.question import Question
 from seqplan.planner.results import TIME_KINDS, TimeEstimate
+from seqplan.planner.timing.data_parallel_time import DataParallelClock
+from seqplan.planner.timing.flops import model_flops_per_step
+from seqplan.planner.timing.layer_time import EndTime, LayerClock, LayerTime, PassTime
+from seqplan.planner.timing.pipeline_time import pipeline_s
 
 OPTIMIZER_BYTES = 28
 """Adam reads weight, gradient and two moments and writes all but the gradient, float32 (4 bytes each)."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.strict_yaml import MAX_PROBLEMS, kind_of, shorten
+from seqplan.planner.reading.strict_yaml import MAX_PROBLEMS, kind_of, shorten
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

@@ -15,10 +15,10 @@ from typing import Any
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
+from seqplan.planner.measured.published import PublishedSource
 from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.published import PublishedSource
-from seqplan.planner.strict_yaml import parse_yaml
-from seqplan.planner.text_file import read_text
+from seqplan.planner.reading.strict_yaml import parse_yaml
+from seqplan.planner.reading.text_file import read_text
 from seqplan.planner.validation import validate_spec
 from seqplan.profiles import this_machine
 from seqplan.profiles.cluster_file import cluster_from, with_quantities

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from seqplan.planner import units
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.quantity import Quantity
-from seqplan.planner.strict_yaml import kind_of, shorten
+from seqplan.planner.reading.quantity import Quantity
+from seqplan.planner.reading.strict_yaml import kind_of, shorten
 from seqplan.planner.validation import problems_of
 from seqplan.profiles.resources import CLUSTERS, DEVICES, LINKS, merged, profile_names, read_profile
 from seqplan.profiles.unknown_name import unknown_name

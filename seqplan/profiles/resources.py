@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from seqplan.planner.strict_yaml import parse_yaml
+from seqplan.planner.reading.strict_yaml import parse_yaml
 
 MODELS = "models"
 IMPLEMENTATIONS = "implementations"

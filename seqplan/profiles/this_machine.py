@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.planner.quantity import Quantity
+from seqplan.planner.reading.quantity import Quantity
 
 SOURCE = "this machine, read at load"
 

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from seqplan.planner.strict_yaml import shorten
+from seqplan.planner.reading.strict_yaml import shorten
 
 LEAST_LIKENESS = 0.55
 """Below it a name is another thing, not a slip."""

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.model_features import missing_features
 from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.rules.model_features import missing_features
 from seqplan.runtime.data import MicroBatch
 from seqplan.runtime.dropout import DropoutPlace, dropout
 from seqplan.runtime.modules import Build, Layer, Linear, Norm, Tokens, activate, local, new_parameter
@@ -32,7 +32,7 @@ VOCAB_MULTIPLE = 64
 """Vocabulary rows a tp rank are a multiple of this (matmul tiles); a test holds the profile to it."""
 
 MODEL_FEATURES: tuple[str, ...] = ()
-"""Features beyond the plain transformer (planner/model_features.py); a test holds the profile to it."""
+"""Features beyond the plain transformer (planner/rules/model_features.py); a test holds the profile to it."""
 
 
 def padded_vocab(model: ModelSpec, tp: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from seqplan import profiles
+from seqplan.planner.choosing.state_notes import STATE_KINDS
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate
 from seqplan.planner.search import score
-from seqplan.planner.state_notes import STATE_KINDS
 from seqplan.planner.train_spec import TrainSpec
 from tests.planner.samples import layout
 

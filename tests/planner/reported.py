@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from seqplan.planner.legality import reasons
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
+from seqplan.planner.rules.legality import reasons
 from tests.planner.formula_cases import our_trainer
 from tests.planner.samples import decoder, layout, question
 

@@ -12,8 +12,8 @@ from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec, LinkSpec
 from seqplan.planner.implementation import Capabilities, ImplementationSpec
 from seqplan.planner.layout import Layout, complete_layout
 from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.quantity import Quantity
 from seqplan.planner.question import Question
+from seqplan.planner.reading.quantity import Quantity
 from seqplan.planner.train_spec import TrainSpec
 
 GIB = 2**30

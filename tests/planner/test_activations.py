@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from seqplan.planner.activations import LayerRow, RecomputeMode, TensorRow, layer_bytes, total_bytes
-from seqplan.planner.layout_table import from_layout
+from seqplan.planner.choosing.layout_table import from_layout
+from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.question import Question
-from seqplan.planner.symbols import layout_values
 from tests.planner.formula_cases import cluster, decoder, encoder, gpt, layout, our_trainer, question, trainer
 
 EXACT = 1e-12

@@ -11,7 +11,7 @@ import pytest
 
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec, LinkSpec
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.quantity import Quantity
+from seqplan.planner.reading.quantity import Quantity
 from seqplan.planner.validation import validate_spec
 
 GIB = 2**30

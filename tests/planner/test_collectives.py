@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.collectives import Group, Network
-from seqplan.planner.layout_table import from_layout
 from tests.planner.formula_cases import cluster, decoder, layout, question
 
 EXACT = 1e-12

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from seqplan.planner.event_simulation import StageDurations, chrome_trace, makespan_s, simulate
-from seqplan.planner.pipeline_time import pipeline_s
+from seqplan.planner.timing.event_simulation import StageDurations, chrome_trace, makespan_s, simulate
+from seqplan.planner.timing.pipeline_time import pipeline_s
 
 AGREEMENT = 0.02
 """Relative: how far the closed form may be from the simulation."""

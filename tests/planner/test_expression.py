@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.expression import MAX_LENGTH, Expression, compile_expression
+from seqplan.planner.memory.expression import MAX_LENGTH, Expression, compile_expression
 
 SYMBOLS = frozenset({"T", "h", "flash", "ring"})
 VALUES: dict[str, Any] = {

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from seqplan.planner.choosing.fewest_devices import fewest_devices
+from seqplan.planner.choosing.state_notes import bytes_per_parameter, states_note
 from seqplan.planner.cluster_spec import ClusterSpec
-from seqplan.planner.fewest_devices import fewest_devices
 from seqplan.planner.question import Pins
 from seqplan.planner.results import Suggestion
 from seqplan.planner.search import score, suggest
-from seqplan.planner.state_notes import bytes_per_parameter, states_note
 from tests.planner.memory_reports import ask, estimate, held, worst
 from tests.planner.samples import GIB, cluster, decoder, gpt2, layout, old_cluster
 

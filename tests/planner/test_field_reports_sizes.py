@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import pytest
 
+from seqplan.planner.choosing.layout_table import num_microbatches
+from seqplan.planner.choosing.notes import axes_over_nodes, layout_warnings
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.flops import model_flops_per_step
 from seqplan.planner.layout import Layout
-from seqplan.planner.layout_table import num_microbatches
-from seqplan.planner.notes import axes_over_nodes, layout_warnings
 from seqplan.planner.question import Pins
 from seqplan.planner.search import score, suggest
+from seqplan.planner.timing.flops import model_flops_per_step
 from tests.planner.reported import QWEN_14B, ours, texts
 from tests.planner.samples import cluster, decoder, layout
 

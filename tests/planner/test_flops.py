@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.planner.flops import attention_pairs, mean_attention_pairs, model_flops_per_step
+from seqplan.planner.timing.flops import attention_pairs, mean_attention_pairs, model_flops_per_step
 from tests.planner.formula_cases import decoder, encoder, gpt
 
 EXACT = 1e-9

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from seqplan import profiles
-from seqplan.planner.kept_tensors import kept_tensors
 from seqplan.planner.layout import spread_matmuls
-from seqplan.planner.legality import verdict
+from seqplan.planner.memory.kept_tensors import kept_tensors
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Question
+from seqplan.planner.rules.legality import verdict
 from seqplan.planner.search import score
 from seqplan.planner.train_spec import TrainSpec
 from tests.planner.formula_cases import decoder, gpt, layout

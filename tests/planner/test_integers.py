@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.planner.integers import divisors, listed, multiples_around
+from seqplan.planner.reading.integers import divisors, listed, multiples_around
 
 
 def test_divisors_are_all_of_them_once() -> None:

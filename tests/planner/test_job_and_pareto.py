@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from seqplan.planner.choosing.job import parse_tokens, training_job
+from seqplan.planner.choosing.pareto import pareto
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.job import parse_tokens, training_job
-from seqplan.planner.pareto import pareto
 from seqplan.planner.question import Pins
 from seqplan.planner.search import score, suggest
 from tests.planner.formula_cases import our_trainer

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from seqplan.planner.choosing.layout_table import from_layout, from_layouts, num_microbatches
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import (
     Layout,
@@ -15,7 +16,6 @@ from seqplan.planner.layout import (
     parse_layout,
     spread_layers,
 )
-from seqplan.planner.layout_table import from_layout, from_layouts, num_microbatches
 from tests.planner.samples import cluster, decoder, layout, old_cluster, question, trainer
 
 STAGES: list[tuple[int, int, tuple[int, ...]]] = [

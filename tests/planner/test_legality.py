@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan.planner.layout_grid import candidate_tables
+from seqplan.planner.choosing.layout_grid import candidate_tables
+from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.layout_space import trainer_choices
-from seqplan.planner.layout_table import from_layout
-from seqplan.planner.legality import RULES, reasons, sieve, verdict
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Pins
-from seqplan.planner.rules_degrees import sequence_divisor
+from seqplan.planner.rules.legality import RULES, reasons, sieve, verdict
+from seqplan.planner.rules.rules_degrees import sequence_divisor
 from tests.planner.broken_rules import BROKEN, Broken
 from tests.planner.samples import decoder, encoder, layout, question, trainer
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from seqplan import profiles
+from seqplan.planner.choosing.fewest_devices import fewest_devices
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.fewest_devices import fewest_devices
 from seqplan.planner.layout import Layout, complete_layout
-from seqplan.planner.legality import verdict
 from seqplan.planner.limits import Limits, Searched, device_counts, find_limits
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.rules.legality import verdict
 from seqplan.planner.train_spec import TrainSpec
 from tests.planner.formula_cases import our_trainer
 from tests.planner.samples import cluster, decoder, encoder, question

@@ -15,9 +15,9 @@ import pytest
 
 from seqplan import profiles
 from seqplan.planner.activations import LayerRow, TensorRow
-from seqplan.planner.layout_table import from_layout
+from seqplan.planner.choosing.layout_table import from_layout
+from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.question import Question
-from seqplan.planner.symbols import layout_values
 from seqplan.planner.train_spec import TrainSpec
 from tests.planner.samples import encoder, gpt2, layout, old_cluster
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan.planner.layout_table import LayoutTable, concatenate, from_layout, from_layouts
+from seqplan.planner.choosing.layout_table import LayoutTable, concatenate, from_layout, from_layouts
+from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.memory_model import (
     communicators,
     memory_estimate,
@@ -16,7 +17,6 @@ from seqplan.planner.memory_model import (
 )
 from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS
-from seqplan.planner.symbols import layout_values
 from tests.planner.formula_cases import cluster, decoder, encoder, gpt, layout, our_trainer, question, trainer
 from tests.planner.test_activations import korthikanti
 

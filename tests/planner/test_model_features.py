@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from seqplan.planner.legality import verdict
-from seqplan.planner.model_features import FEATURES, PLAIN, SPECIAL, missing_features
 from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.rules.legality import verdict
+from seqplan.planner.rules.model_features import FEATURES, PLAIN, SPECIAL, missing_features
 from tests.planner.samples import decoder, encoder, gpt2, layout, question, trainer
 
 MODELS_NOT_RUN: list[tuple[dict[str, Any], str]] = [

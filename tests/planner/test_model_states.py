@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from seqplan.planner.layout_table import from_layout
+from seqplan.planner.choosing.layout_table import from_layout
+from seqplan.planner.memory.model_states import rank_parameters
 from seqplan.planner.memory_model import memory_estimate
-from seqplan.planner.model_states import rank_parameters
 from seqplan.planner.question import Question
 from tests.planner.formula_cases import decoder, encoder, gpt, layout, question, trainer
 

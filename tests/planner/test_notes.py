@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.planner.legality import reasons, run_reasons
-from seqplan.planner.notes import axes_over_nodes, layout_warnings, vocab_padding
+from seqplan.planner.choosing.notes import axes_over_nodes, layout_warnings, vocab_padding
+from seqplan.planner.rules.legality import reasons, run_reasons
 from tests.planner.samples import cluster, decoder, gpt2, layout, old_cluster, question, trainer
 
 

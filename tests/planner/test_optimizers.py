@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from seqplan import profiles
-from seqplan.planner.legality import verdict
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Question
+from seqplan.planner.rules.legality import verdict
 from seqplan.planner.train_spec import TrainSpec
 from tests.planner.formula_cases import decoder, layout
 

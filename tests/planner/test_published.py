@@ -12,8 +12,8 @@ import pytest
 from seqplan import cli_inputs, profiles
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.published import Goal, PublishedSource
-from seqplan.planner.published_comparison import ComparedRow, ComparedSource, compare, reached
+from seqplan.planner.measured.published import Goal, PublishedSource
+from seqplan.planner.measured.published_comparison import ComparedRow, ComparedSource, compare, reached
 from seqplan.planner.validation import validate_spec
 
 EXACT = 1e-12

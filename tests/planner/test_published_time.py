@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from seqplan import cli_inputs, profiles
-from seqplan.planner.published_comparison import ComparedRow, ComparedSource, compare, reached
-from seqplan.planner.published_ranking import pick_throughput, rank_correlation, spearman
+from seqplan.planner.measured.published_comparison import ComparedRow, ComparedSource, compare, reached
+from seqplan.planner.measured.published_ranking import pick_throughput, rank_correlation, spearman
 
 EXACT = 1e-12
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.read_json import LARGEST_FILE_BYTES, parse_json_object, read_json_object
+from seqplan.planner.reading.read_json import LARGEST_FILE_BYTES, parse_json_object, read_json_object
 
 OBJECT = {"model_type": "llama", "hidden_size": 64}
 TEXT = json.dumps(OBJECT, indent=2)

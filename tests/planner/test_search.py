@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from seqplan.planner.choosing.layout_grid import candidate_tables
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import AXES, Layout
-from seqplan.planner.layout_grid import candidate_tables
 from seqplan.planner.layout_space import micro_batch_sizes, stage_splits, trainer_choices
-from seqplan.planner.legality import reasons
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.rules.legality import reasons
 from seqplan.planner.search import score, suggest
 from seqplan.planner.time_model import time_estimate
 from tests.planner.formula_cases import our_trainer

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan.planner.beyond_trainer import LEAST_GAIN, faster_elsewhere
+from seqplan.planner.choosing.beyond_trainer import LEAST_GAIN, faster_elsewhere
+from seqplan.planner.choosing.layout_grid import candidate_grids, candidate_tables
+from seqplan.planner.choosing.scan import scan
 from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.layout import Layout
-from seqplan.planner.layout_grid import candidate_grids, candidate_tables
 from seqplan.planner.layout_space import trainer_choices
-from seqplan.planner.legality import sieve, verdict
-from seqplan.planner.peak_memory import peak_memory
+from seqplan.planner.memory.peak_memory import peak_memory
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.scan import scan
+from seqplan.planner.rules.legality import sieve, verdict
 from seqplan.planner.search import score, suggest
 from seqplan.planner.time_model import time_table
 from tests.planner.formula_cases import CAPABILITIES, our_trainer

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from seqplan.planner.choosing.scan import excess_text
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.scan import excess_text
+from seqplan.planner.reading.typed_form import flag_name, typed_flags, typed_value
 from seqplan.planner.search import suggest
-from seqplan.planner.typed_form import flag_name, typed_flags, typed_value
 from tests.planner.formula_cases import our_trainer
 from tests.planner.samples import GIB, decoder, question
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from seqplan.planner.choosing.sensitivity import LEAST_GAIN, sensitivity
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.search import score, suggest
-from seqplan.planner.sensitivity import LEAST_GAIN, sensitivity
 from tests.planner.formula_cases import our_trainer
 from tests.planner.samples import cluster, decoder, number, question
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.strict_yaml import load_yaml, parse_yaml
+from seqplan.planner.reading.strict_yaml import load_yaml, parse_yaml
 
 BOMB_BYTES = 200e6
 """What a hostile file may cost."""
@@ -108,7 +108,7 @@ def test_refused_with_place_and_key(
     text: str, said: tuple[str, ...], loader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With libyaml's parser and with the one in Python, which stands in where libyaml is missing."""
-    monkeypatch.setattr("seqplan.planner.strict_yaml._Loader", getattr(yaml, loader, yaml.SafeLoader))
+    monkeypatch.setattr("seqplan.planner.reading.strict_yaml._Loader", getattr(yaml, loader, yaml.SafeLoader))
     with pytest.raises(SeqplanError) as error:
         parse_yaml(text, "f.yaml")
     message = str(error.value)

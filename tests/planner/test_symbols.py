@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from seqplan.planner.symbols import ring_head_groups
+from seqplan.planner.memory.symbols import ring_head_groups
 from seqplan.runtime.head_groups import number_of_groups
 
 

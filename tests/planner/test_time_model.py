@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan.planner.flops import model_flops_per_step
-from seqplan.planner.layout_table import from_layouts
+from seqplan.planner.choosing.layout_table import from_layouts
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.results import TIME_KINDS, TimeEstimate
 from seqplan.planner.time_model import time_estimate, time_table
+from seqplan.planner.timing.flops import model_flops_per_step
 from tests.planner.formula_cases import cluster, decoder, encoder, gpt, layout, our_trainer, question, trainer
 
 EXACT = 1e-9

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.quantity import PositiveQuantity
+from seqplan.planner.reading.quantity import PositiveQuantity
 from seqplan.planner.spec import Spec
 from seqplan.planner.validation import from_validation_error, validate_spec
 

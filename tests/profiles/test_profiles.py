@@ -14,7 +14,7 @@ import yaml
 from seqplan import profiles
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.quantity import Quantity
+from seqplan.planner.reading.quantity import Quantity
 from seqplan.profiles import this_machine
 from seqplan.profiles.cluster_file import cluster_from
 from seqplan.profiles.resources import DEVICES, LINKS, MODELS, profile_names, read_profile

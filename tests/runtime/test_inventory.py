@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from seqplan.planner.activations import add_by_kind, layer_bytes, total_bytes
-from seqplan.planner.layout_table import from_layout
+from seqplan.planner.choosing.layout_table import from_layout
+from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.symbols import layout_values
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.runtime.modules import local
 from tests.planner.formula_cases import cluster, question

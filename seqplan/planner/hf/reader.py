@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.read_json import kind_of
+from seqplan.planner.reading.read_json import kind_of
 
 Fields = dict[str, Any]
 """Fields of a ModelSpec."""

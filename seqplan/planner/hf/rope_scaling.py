@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from seqplan.planner.hf.reader import ConfigReader, show
-from seqplan.planner.read_json import kind_of
+from seqplan.planner.reading.read_json import kind_of
 
 KINDS: dict[str, tuple[str, ...]] = {
     "default": (),

@@ -1,0 +1,1 @@
+"""Scoring grids of layouts and saying why the pick is the pick."""

@@ -1,0 +1,100 @@
+"""Would the pick stay the pick if a rate were 20 % lower or higher?
+
+Rates of links and devices are the least certain numbers of a plan. Memory does not depend on them, so only
+the leaders' times change: the best SEEN of them are timed again under each change. A layout's time moves by
+at most the change itself, so one that is 1.5 times as slow as the pick could never come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.choosing.layout_table import from_layouts, pipeline_key
+from seqplan.planner.layout import Layout
+from seqplan.planner.question import Question
+from seqplan.planner.reading.quantity import Quantity
+from seqplan.planner.results import Sensitivity, SensitivityChange
+from seqplan.planner.time_model import time_table
+
+SEEN = 24
+"""Leaders that are timed again."""
+
+FACTORS = (0.8, 1.2)
+
+LEAST_GAIN = 0.005
+"""A rival less than so much faster than the pick is as fast."""
+
+
+def sensitivity(question: Question, leaders: list[Layout]) -> Sensitivity:
+    """How the first of the leaders fares under each change."""
+    changes, names = [], []
+    for name, factor, changed in _changes(question):
+        names += [name] * (name not in names)
+        seconds = _times(changed, leaders)
+        best = int(np.argmin(seconds))
+        gain = 1.0 - seconds[best] / seconds[0]
+        if gain >= LEAST_GAIN:
+            changes.append(
+                SensitivityChange(rate=name, factor=factor, layout=leaders[best], gain_fraction=gain)
+            )
+    if not changes:
+        text = f"stable: the pick stays first with the {_listed(names)} 20 % lower or higher"
+        return Sensitivity(verdict="stable", text=text, changes=())
+    told = [_told(change, leaders[0]) for change in changes]
+    return Sensitivity(verdict="close call", text=f"close call: {'; '.join(told)}", changes=tuple(changes))
+
+
+def _changes(question: Question) -> Iterator[tuple[str, float, Question]]:
+    cluster = question.cluster
+    links = [("intra_node", "links inside nodes", cluster.gpus_per_node > 1 and question.gpus > 1)]
+    links.append(("inter_node", "links between nodes", question.gpus > cluster.gpus_per_node))
+    for factor in FACTORS:
+        for field, name, used in links:
+            if used:
+                link = getattr(cluster, field)
+                slower = link.model_copy(update={"bytes_per_s": _scaled(link.bytes_per_s, factor)})
+                yield name, factor, _with(question, **{field: slower})
+        device = cluster.device
+        peaks = {name: _scaled(rate, factor) for name, rate in device.peak_flops_per_s.items()}
+        changed = device.model_copy(update={"peak_flops_per_s": peaks})
+        yield "devices' matmuls", factor, _with(question, device=changed)
+
+
+def _with(question: Question, **fields: Any) -> Question:
+    return question.model_copy(update={"cluster": question.cluster.model_copy(update=fields)})
+
+
+def _scaled(rate: float, factor: float) -> Quantity:
+    return Quantity(float(rate) * factor, f"{factor:g} of the profile's, to see what changes")
+
+
+def _times(question: Question, layouts: list[Layout]) -> list[float]:
+    """Step times in the order of the layouts; those of one pipeline together."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, layout in enumerate(layouts):
+        groups.setdefault(pipeline_key(layout), []).append(place)
+    seconds = [0.0] * len(layouts)
+    for places in groups.values():
+        table = from_layouts([layouts[place] for place in places], question.train)
+        for place, value in zip(places, time_table(question, table).step_time_s, strict=True):
+            seconds[place] = float(value)
+    return seconds
+
+
+def _told(change: SensitivityChange, pick: Layout) -> str:
+    """One change in words: by its degrees, or by what else differs."""
+    way = "lower" if change.factor < 1 else "higher"
+    rival = change.layout
+    name = rival.degrees_text
+    if rival.degrees == pick.degrees:
+        differ = [f for f in Layout.model_fields if getattr(rival, f) != getattr(pick, f)]
+        name = "the same with " + ", ".join(f"{field}={getattr(rival, field)}" for field in differ)
+    share, gain = 100 * abs(1 - change.factor), 100 * change.gain_fraction
+    return f"with the {change.rate} {share:.0f} % {way}, {name} is {gain:.1f} % faster"
+
+
+def _listed(names: list[str]) -> str:
+    return " or the ".join([", the ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

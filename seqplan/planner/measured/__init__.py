@@ -1,0 +1,1 @@
+"""Published measurements and how predictions stand beside them."""

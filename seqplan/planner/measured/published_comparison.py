@@ -1,0 +1,268 @@
+"""Predicted beside published: each row of a source through the same formulas that plan, and how far off.
+
+A row is planned as its source states it, legal for our own trainer or not; the trainer that measured it is
+the one whose inventory is used. Nothing here knows any source: what differs is data.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from seqplan.planner.choosing.layout_table import LayoutTable, from_layouts, num_microbatches, pipeline_key
+from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.errors import SeqplanError
+from seqplan.planner.estimates import memory_estimates
+from seqplan.planner.implementation import ImplementationSpec
+from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.measured.published import (
+    Goal,
+    PublishedFacts,
+    PublishedSource,
+    RowGroup,
+    Statistic,
+    split_by_home,
+)
+from seqplan.planner.measured.published_ranking import pick_throughput, rank_correlation
+from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.question import Question
+from seqplan.planner.results import MemoryEstimate
+from seqplan.planner.score_cases import Loaders
+from seqplan.planner.spec import Spec
+from seqplan.planner.time_model import time_table
+from seqplan.planner.train_spec import TrainSpec
+from seqplan.planner.validation import validate_spec
+
+SHARES = (0.05, 0.10, 0.20)
+"""Errors within which the share of rows is reported."""
+
+FEWEST_RUNS = 3
+"""Finished runs of one model on one number of devices from which layouts can be ranked."""
+
+
+class ComparedRow(Spec):
+    """One published row and what we say about it."""
+
+    row: str
+    group: str
+    layout: Layout
+    seq_len: int
+    outcome: Literal["ran", "out_of_memory", "likely_out_of_memory"]
+    published_bytes: float | None
+    predicted_bytes: float = Field(description="of the kinds and the stage that the source measured")
+    error: float | None = Field(description="predicted / published - 1")
+    peak_bytes: float = Field(description="predicted for the fullest stage, overheads included")
+    limit_bytes: float
+    over_limit: bool
+    nodes: int = Field(default=1, description="nodes that the run used")
+    global_batch_size: int = 1
+    published_step_s: float | None = None
+    predicted_step_s: float | None = None
+    time_error: float | None = Field(default=None, description="predicted / published - 1")
+
+    @property
+    def cell(self) -> tuple[str, int, int]:
+        """Rows that differ in their layout alone."""
+        return self.group, self.layout.world_size, self.global_batch_size
+
+
+class GoalResult(Spec):
+    """One goal and what was reached."""
+
+    goal: Goal
+    value: float
+    met: bool
+
+
+class ComparedSource(Spec):
+    """All rows of one source."""
+
+    name: str
+    title: str
+    source: str
+    implementation: str
+    memory: Literal["allocated", "reserved"]
+    assumptions: tuple[str, ...]
+    rows: tuple[ComparedRow, ...]
+    compared: int = Field(description="rows with a published figure")
+    mean_error: float | None
+    median_error: float | None
+    worst_error: float | None
+    share_within: dict[str, float] = Field(description="share of the compared rows by largest error")
+    goals: tuple[GoalResult, ...]
+
+    @property
+    def goals_met(self) -> bool:
+        return all(result.met for result in self.goals)
+
+
+def compare(source: PublishedSource, loaders: Loaders) -> ComparedSource:
+    """Every row of the source through the memory model."""
+    rows: list[ComparedRow] = []
+    for group in source.groups:
+        trainer = loaders.implementation(group.implementation or source.implementation)
+        rows.extend(_compare_group(source, group, trainer, loaders))
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    results = []
+    for goal in source.goals:
+        counted = [row for row in rows if goal.below_nodes is None or row.nodes < goal.below_nodes]
+        value = reached(counted, goal.statistic, goal.within)
+        results.append(GoalResult(goal=goal, value=value, met=goal.holds(value)))
+    assumptions = [*source.assumptions]
+    for group in source.groups:
+        assumptions += [f"{group.title}: {text}" for text in group.assumptions]
+    return ComparedSource(
+        name=source.name,
+        title=source.title,
+        source=source.source,
+        implementation=source.implementation,
+        memory=source.memory,
+        assumptions=tuple(assumptions),
+        rows=tuple(rows),
+        compared=len(errors),
+        mean_error=statistics.fmean(errors) if errors else None,
+        median_error=statistics.median(errors) if errors else None,
+        worst_error=max(errors, default=None),
+        share_within={f"{limit:g}": _share(errors, limit) for limit in SHARES} if errors else {},
+        goals=tuple(results),
+    )
+
+
+def reached(rows: list[ComparedRow], statistic: Statistic, within: float | None) -> float:
+    """A statistic over rows; an assertion fails where no row counts for it."""
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    over = [row.over_limit for row in rows if row.outcome != "ran"]
+    finished = [row.over_limit for row in rows if row.outcome == "ran"]
+    seconds = [abs(row.time_error) for row in rows if row.time_error is not None]
+    counted: dict[Statistic, Callable[[], float]] = {
+        "median_time_error": lambda: statistics.median(seconds),
+        "worst_time_error": lambda: max(seconds),
+        "time_share_within": lambda: _share(seconds, within or 0.0),
+        "rank_correlation": lambda: rank_correlation(_cells(rows)),
+        "pick_throughput": lambda: pick_throughput(_cells(rows), 1),
+        "best_of_three_throughput": lambda: pick_throughput(_cells(rows), 3),
+        "median_error": lambda: statistics.median(errors),
+        "mean_error": lambda: statistics.fmean(errors),
+        "worst_error": lambda: max(errors),
+        "share_within": lambda: _share(errors, within or 0.0),
+        "out_of_memory_share": lambda: sum(over) / len(over),
+        "finished_over_limit_share": lambda: sum(finished) / len(finished),
+    }
+    return counted[statistic]()
+
+
+def _cells(rows: list[ComparedRow]) -> list[list[tuple[float, float]]]:
+    """(predicted, published) seconds a step of every cell with enough finished runs."""
+    cells: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.published_step_s is not None and row.predicted_step_s is not None:
+            cells.setdefault(row.cell, []).append((row.predicted_step_s, row.published_step_s))
+    return [cell for cell in cells.values() if len(cell) >= FEWEST_RUNS]
+
+
+def _share(errors: list[float], limit: float) -> float:
+    return sum(error <= limit for error in errors) / len(errors)
+
+
+def _compare_group(
+    source: PublishedSource, group: RowGroup, trainer: ImplementationSpec, loaders: Loaders
+) -> list[ComparedRow]:
+    """Rows that share model, length and pipeline are rows of one table."""
+    base = loaders.model(group.model)
+    cluster = loaders.cluster(group.cluster)
+    asked = [_ask(source, group, row, base, cluster, trainer) for row in group.rows]
+    tables: dict[tuple[Any, ...], list[int]] = {}
+    for place, (question, layout, _) in enumerate(asked):
+        train = question.train.model_copy(update={"global_batch_size": 1})
+        key = (question.model.model_dump_json(), train.model_dump_json(), *pipeline_key(layout))
+        tables.setdefault(key, []).append(place)
+    memories: dict[int, MemoryEstimate] = {}
+    seconds: dict[int, float] = {}
+    for places in tables.values():
+        questions = [asked[place][0] for place in places]
+        table = from_layouts([asked[place][1] for place in places], questions[0].train)
+        batches = [question.train.global_batch_size for question in questions]
+        counts = num_microbatches(batches, table.dp, table.micro_batch_size)
+        table = replace(table, num_microbatches=counts)
+        memories.update(zip(places, memory_estimates(questions[0], table), strict=True))
+        seconds.update(zip(places, _step_seconds(questions[0], table), strict=True))
+    return [
+        _compared(source, group, *asked[place], memories[place], seconds[place])
+        for place in range(len(asked))
+    ]
+
+
+def _step_seconds(question: Question, table: LayoutTable) -> list[float]:
+    """Rows of one table may stand on different numbers of devices: each number has its own network."""
+    seconds = np.zeros(len(table))
+    sizes = table.world_size
+    for gpus in sorted(set(sizes.tolist())):
+        rows = np.flatnonzero(sizes == gpus)
+        sized = question.model_copy(update={"cluster": question.cluster.for_gpus(gpus), "gpus": gpus})
+        seconds[rows] = time_table(sized, table.take(rows)).step_time_s
+    return [float(each) for each in seconds]
+
+
+def _ask(
+    source: PublishedSource,
+    group: RowGroup,
+    row: tuple[Any, ...],
+    base: ModelSpec,
+    cluster: ClusterSpec,
+    trainer: ImplementationSpec,
+) -> tuple[Question, Layout, PublishedFacts]:
+    homes = split_by_home(group.values(row))
+    where = f"{source.name}, {group.title}, {homes['facts'].get('row', row)}"
+    model = (
+        validate_spec(ModelSpec, {**base.model_dump(), **homes["model"]}, where) if homes["model"] else base
+    )
+    train = validate_spec(TrainSpec, homes["train"], where)
+    facts = validate_spec(PublishedFacts, homes["facts"], where)
+    question = Question(model=model, cluster=cluster, gpus=1, train=train, implementation=trainer)
+    layout = complete_layout(question, homes["layout"])
+    try:
+        sized = cluster.for_gpus(layout.world_size)
+    except SeqplanError as error:
+        raise SeqplanError(f"{where}: {error.message}", error.hint) from None
+    return question.model_copy(update={"cluster": sized, "gpus": layout.world_size}), layout, facts
+
+
+def _compared(
+    source: PublishedSource,
+    group: RowGroup,
+    question: Question,
+    layout: Layout,
+    facts: PublishedFacts,
+    memory: MemoryEstimate,
+    predicted_s: float,
+) -> ComparedRow:
+    stage = memory.stages[0 if source.stage == "first" else memory.worst_stage]
+    predicted = sum(stage.by_kind[kind] for kind in source.kinds)
+    if source.memory == "reserved":
+        predicted += stage.overhead_by_kind["fragmentation"]
+    published = facts.peak_bytes
+    train, devices = question.train, layout.world_size
+    published_s = facts.step_seconds(train.global_batch_size * train.seq_len, devices)
+    return ComparedRow(
+        row=facts.row,
+        group=group.title,
+        layout=layout,
+        seq_len=question.train.seq_len,
+        outcome=facts.outcome,
+        published_bytes=published,
+        predicted_bytes=predicted,
+        error=None if published is None else predicted / published - 1.0,
+        peak_bytes=memory.peak_bytes,
+        limit_bytes=memory.limit_bytes,
+        over_limit=memory.peak_bytes > memory.limit_bytes,
+        nodes=-(-devices // question.cluster.gpus_per_node),
+        global_batch_size=train.global_batch_size,
+        published_step_s=published_s,
+        predicted_step_s=None if published_s is None else predicted_s,
+        time_error=None if published_s is None else predicted_s / published_s - 1.0,
+    )

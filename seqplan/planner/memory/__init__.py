@@ -1,0 +1,1 @@
+"""From a trainer's inventory of tensors to bytes of a stage."""

@@ -1,0 +1,209 @@
+"""The inventory of one trainer added up for a LayoutTable: bundles of bytes by kind, per layer and per stage.
+
+A bundle is what comes and goes together (the states, one layer's kept tensors, the working tensors of one
+moment). Rows that do not depend on the stage are evaluated once for all stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, get_args
+
+import numpy as np
+
+from seqplan.planner.activations import (
+    Moment,
+    RecomputeMode,
+    TensorRow,
+    add_by_kind,
+    layer_bytes,
+    sum_by_kind,
+    total_bytes,
+)
+from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.memory.model_states import STAGE_SYMBOLS, rank_parameters
+from seqplan.planner.memory.symbols import layout_values
+from seqplan.planner.question import Question
+
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
+
+
+LOGITS_CHUNK_BYTES = 2**26
+"""Logits of a chunk and what their loss makes of them: assumed, 16 Mi elements in fp32."""
+
+
+class Bundle:
+    """Bytes by kind of tensors that come and go together; each a number or a column."""
+
+    def __init__(self, by_kind: dict[str, Any]) -> None:
+        self.by_kind = by_kind
+
+    @cached_property
+    def total(self) -> Any:
+        return total_bytes(self.by_kind)
+
+    def plus(self, other: Bundle, times: Any = 1) -> Bundle:
+        """This bundle and `times` the other."""
+        by_kind = dict(self.by_kind)
+        for kind, value in other.by_kind.items():
+            by_kind[kind] = by_kind.get(kind, 0.0) + times * value
+        return Bundle(by_kind)
+
+    def times(self, count: Any) -> Bundle:
+        return Bundle({kind: count * value for kind, value in self.by_kind.items()})
+
+
+EMPTY = Bundle({})
+
+
+@dataclass(frozen=True, eq=False)
+class StageBundles:
+    """All that one stage's fullest rank may hold."""
+
+    has_embedding: bool
+    has_head: bool
+    num_layers: int
+    states: Bundle
+    """Weights, optimizer states and buffers: all but the gradients."""
+    gradients: Bundle
+    head_gradients: Bundle
+    """Gradients of final norm and head: they exist when the layers' backward begins."""
+    layer_gradients: Bundle
+    """Stored gradients of one layer."""
+    embedding_gradients: Bundle
+    """Gradients of the embedding: the last to exist in a backward."""
+    layer: Bundle
+    """One layer of one micro-batch without recompute."""
+    layer_mlp: Bundle
+    """Its MLP half."""
+    layers: Bundle
+    """All layers of one micro-batch, as the recompute mode keeps them."""
+    recomputed_extra: Bundle
+    """What the recomputation of one layer brings back."""
+    last_recomputed: Any
+    """1 where the last layer is recomputed."""
+    inputs: Bundle
+    """What a micro-batch keeps besides its layers: token ids, and the embedding's on the first stage."""
+    micro_batch: Bundle
+    """Of these, what does not go before the end of its backward."""
+    head: Bundle
+    working: dict[str, Bundle]
+
+    @cached_property
+    def kept(self) -> Bundle:
+        """A waiting micro-batch: layers and ends."""
+        return self.layers.plus(self.inputs).plus(self.head)
+
+
+class Inventory:
+    """Bundles of every stage, for all rows of one table."""
+
+    def __init__(self, question: Question, table: LayoutTable) -> None:
+        self.trainer = question.implementation
+        self.chunked_head = question.train.chunked_head
+        self.table = table
+        self.values = layout_values(question, table)
+        self.parameters = rank_parameters(question, table)
+        self._full = table.is_recompute("full")
+        self._selective = table.is_recompute("selective")
+
+    def stage(self, stage: int, has_head: bool) -> StageBundles:
+        """Everything that the fullest rank of `stage` may hold."""
+        own = self.parameters.stage(self.table, stage)
+        values = {**self.values, **own}
+        layers = own["layers"]
+        recomputed = np.minimum(self.table.recompute_layers, layers)
+        states, gradients = _split_gradients(add_by_kind(self.trainer.states, values))
+        head_gradients = self._gradients_of(own["Ph"], values)
+        # The head's part of a table that it shares with the embedding is there from the head's backward on.
+        shared = values["V"] * values["E"] if values["tied"] and self.table.pp == 1 else 0.0
+        embedding_gradients = self._gradients_of(own["Pe"] - own["Ph"] - shared, values)
+        micro_batch = Bundle(add_by_kind(self.trainer.micro_batch, values))
+        return StageBundles(
+            has_embedding=bool(own["first"]),
+            has_head=has_head,
+            num_layers=layers,
+            states=states,
+            gradients=gradients,
+            head_gradients=head_gradients if has_head else EMPTY,
+            layer_gradients=self._gradients_of(own["Pl"], values),
+            embedding_gradients=embedding_gradients if own["first"] else EMPTY,
+            layer=self._layer,
+            layer_mlp=self._layer_mlp,
+            layers=self._layer.times(layers).plus(self._recompute_extra, -1.0 * recomputed),
+            recomputed_extra=self._recompute_extra,
+            last_recomputed=((recomputed >= layers) & (recomputed > 0)).astype(np.float64),
+            micro_batch=micro_batch,
+            inputs=micro_batch.plus(self._embedding) if own["first"] else micro_batch,
+            head=self._head if has_head else EMPTY,
+            working=self._working(values),
+        )
+
+    def _gradients_of(self, parameters: Any, values: dict[str, Any]) -> Bundle:
+        """Stored gradients of some of the stage's parameters."""
+        own = {**values, "P": parameters, "Pn": parameters / self.values["N"], "Pe": parameters}
+        return _split_gradients(add_by_kind(self._gradient_rows, own))[1]
+
+    @cached_property
+    def _gradient_rows(self) -> list[TensorRow]:
+        return [row for row in self.trainer.states if row.kind == "gradients"]
+
+    @cached_property
+    def _layer(self) -> Bundle:
+        return Bundle(layer_bytes(self.trainer.layer, self.values, "none"))
+
+    @cached_property
+    def _layer_mlp(self) -> Bundle:
+        return Bundle(layer_bytes(self.trainer.layer, self.values, "none", "mlp"))
+
+    @cached_property
+    def _recompute_extra(self) -> Bundle:
+        """What a layer without recompute keeps more than under the row's own mode."""
+        extra = EMPTY
+        modes: tuple[tuple[RecomputeMode, Any], ...] = (("selective", self._selective), ("full", self._full))
+        for mode, chosen in modes:
+            if chosen.any():
+                kept = Bundle(layer_bytes(self.trainer.layer, self.values, mode))
+                extra = extra.plus(self._layer.plus(kept, -1.0), chosen)
+        return extra
+
+    @cached_property
+    def _embedding(self) -> Bundle:
+        return Bundle(add_by_kind(self.trainer.embedding, self.values))
+
+    @cached_property
+    def _head(self) -> Bundle:
+        return Bundle(self._in_chunks(add_by_kind(self.trainer.head, self.values)))
+
+    def _in_chunks(self, by_kind: dict[str, Any]) -> dict[str, Any]:
+        """With a chunked head no more of the logits than a chunk, at any moment."""
+        if not self.chunked_head or "logits" not in by_kind:
+            return by_kind
+        return {**by_kind, "logits": np.minimum(by_kind["logits"], LOGITS_CHUNK_BYTES)}
+
+    @cached_property
+    def _working_of_every_stage(self) -> list[Any]:
+        """Bytes of each working row that no stage's own symbol enters; None of the others."""
+        return [
+            None if row.names & STAGE_SYMBOLS else row.size_bytes(self.values) for row in self.trainer.working
+        ]
+
+    def _working(self, values: dict[str, Any]) -> dict[str, Bundle]:
+        """The working rows alive at each moment, each row sized once."""
+        rows = list(zip(self.trainer.working, self._working_of_every_stage, strict=True))
+        sizes = [(row, row.size_bytes(values) if size is None else size) for row, size in rows]
+        sizes = [(row, size) for row, size in sizes if np.any(size)]
+        return {
+            moment: Bundle(
+                self._in_chunks(sum_by_kind((row.kind, size) for row, size in sizes if moment in row.at))
+            )
+            for moment in MOMENTS
+        }
+
+
+def _split_gradients(by_kind: dict[str, Any]) -> tuple[Bundle, Bundle]:
+    """States without gradients, and the gradients."""
+    rest = {kind: value for kind, value in by_kind.items() if kind != "gradients"}
+    found = {kind: value for kind, value in by_kind.items() if kind == "gradients"}
+    return Bundle(rest), Bundle(found)

@@ -1,0 +1,1 @@
+"""User files and numbers -> Python values, with every fault named."""

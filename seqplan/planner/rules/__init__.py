@@ -1,0 +1,1 @@
+"""What makes a layout illegal, one rule a reason."""

@@ -1,0 +1,1 @@
+"""Seconds of the parts of a step."""

@@ -1,0 +1,228 @@
+"""Seconds of one layer and of both ends of the model for one micro-batch on one rank, communication included.
+
+Compute is a roofline for each matmul (efficiency.py: three of them for a weight, one forward and two
+backward), plus the traffic of what lies between them, plus a launch for each kernel, and never less than
+the trainer's host needs to issue it. tp's collectives are not hidden unless the trainer says so. A ring's
+hop is hidden behind the block in hand (ring_time.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from seqplan.planner.activations import Floats
+from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.collectives import Network
+from seqplan.planner.memory.model_states import RankParameters
+from seqplan.planner.memory.symbols import layout_values
+from seqplan.planner.question import Question
+from seqplan.planner.timing.efficiency import DeviceClock
+from seqplan.planner.timing.flops import (
+    BACKWARD_PER_FORWARD,
+    FLASH_BACKWARD_PER_FORWARD,
+    mean_attention_pairs,
+)
+from seqplan.planner.timing.ring_time import ring_exposed_s
+
+RESIDUAL_PASSES = 10
+"""Reads and writes of the residual stream in a forward: two norms (2 each), two additions (3 each)."""
+
+GATED_PASSES, PLAIN_PASSES = 5, 2
+"""The same of the MLP's inner width: activation (2), and with a gate the product (3)."""
+
+SCORE_PASSES = (5, 7)
+"""The same of materialised scores, forward and backward: scores, mask, softmax and their gradients."""
+
+LAYER_KERNELS = 10
+"""Kernels of a layer's forward besides its matmuls: norms, additions, rotation, activation, attention."""
+
+LOSS_PASSES = (2, 3)
+"""Reads and writes of the logits by the loss: maximum and sum; read, gradient written and cast."""
+
+FLOAT8_CAST_BYTES = 4
+"""float8 matmuls: each input is read in bf16 and written twice, as it is and transposed."""
+
+
+@dataclass(frozen=True)
+class PassTime:
+    """Seconds of one forward or backward: computation, and exposed communication of tp and sp."""
+
+    compute: Floats
+    tp: Floats
+    sp: Floats
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One layer and one micro-batch."""
+
+    forward: PassTime
+    backward: PassTime
+    selective_forward: PassTime
+    """What selective recomputation repeats."""
+
+
+@dataclass(frozen=True)
+class EndTime:
+    """Embedding or head, one micro-batch."""
+
+    forward: PassTime
+    backward: PassTime
+
+
+class LayerClock:
+    """Times for all rows of a table."""
+
+    def __init__(self, question: Question, table: LayoutTable, network: Network) -> None:
+        self.question, self.table, self.network = question, table, network
+        self.costs = question.implementation.time
+        self.values = layout_values(question, table)
+        self.device = DeviceClock(question.cluster, network.ranks_on_node, table.precision)
+        self.float8 = table.precision == "fp8"
+        self.tp_group = network.group(table, ("tp",))
+        self.sp_group = network.group(table, ("sp",))
+        self.tp_share = float(self.costs.tp_exposed_share)
+        self.stage_group = network.group(table, ("pp",))
+        self.transfers_leave_node = (self.stage_group.size > 1) & ~self.stage_group.inside_node
+
+    @cached_property
+    def _token_tiles(self) -> Any:
+        return self.device.tiles(self.values["T"])
+
+    def matmul_s(self, tokens: Any, outputs: Any, inputs: Any) -> tuple[Any, Any]:
+        """One linear, forward and backward: the gradients of its input and of its weight."""
+        device, e = self.device, float(self.values["e"])
+        out, into = device.tiles(outputs), device.tiles(inputs)
+        forward = device.matmul_s(tokens, out, into, e)
+        backward = device.matmul_s(tokens, into, out, e) + device.matmul_s(into, out, tokens, e)
+        if self.float8:
+            forward = forward + device.traffic_s(FLOAT8_CAST_BYTES * tokens * inputs)
+            backward = backward + device.traffic_s(FLOAT8_CAST_BYTES * tokens * outputs)
+        return forward, backward
+
+    def _linears_s(self) -> tuple[Any, Any]:
+        """All linears of a layer, forward and backward."""
+        model, tp = self.question.model, self.values["tp"]
+        forward: Any = 0.0
+        backward: Any = 0.0
+        matrices = Counter(
+            (t.shape, t.tp_split)
+            for t in model.parameter_tensors()
+            if t.place == "layer" and t.name.startswith(("attention.", "mlp.")) and t.name.endswith(".weight")
+            if len(t.shape) == 2 and "norm" not in t.name
+        )
+        for ((outputs, inputs), split), count in matrices.items():
+            out = np.ceil(outputs / tp) if split == "column" else outputs
+            into = np.ceil(inputs / tp) if split == "row" else inputs
+            one_forward, one_backward = self.matmul_s(self._token_tiles, out, into)
+            forward, backward = forward + count * one_forward, backward + count * one_backward
+        return forward, backward
+
+    def _attention_s(self) -> tuple[Any, Any]:
+        """Core attention of a whole layer, forward and backward, without waiting for the ring."""
+        v, model, device = self.values, self.question.model, self.device
+        seq_len = v["L"]
+        seen = mean_attention_pairs(model, seq_len)
+        # Materialised scores of a rank's own block are computed in full; the zigzag split halves the others.
+        everything = float(seq_len) * seq_len
+        in_full = (everything + (v["sp"] - 1.0) * seen) / v["sp"]
+        pairs = np.where(v["math"], in_full, seen)
+        flops = 4.0 * v["B"] * pairs / v["sp"] * v["a"] * v["d"]
+        score_bytes = v["B"] * v["a"] * pairs / v["sp"] * v["e"]
+        fused, plain = device.attention_s(flops, v["S"]), flops / device.score_matmul_flops_per_s
+        slower = np.where(v["rsa"], float(self.costs.rsa_attention_factor), 1.0)
+        # A ring merges each block's result into a float32 accumulator; backward adds to dq, dk and dv.
+        merge = np.where(v["ring"], v["sp"] * device.traffic_s(v["T"] * v["a"] * v["d"] * (8 + v["e"])), 0.0)
+        launches = v["sp"] * v["G"] * device.launch_s
+        forward = np.where(
+            v["math"], slower * (plain + device.traffic_s(SCORE_PASSES[0] * score_bytes)), fused
+        )
+        backward = np.where(
+            v["math"],
+            slower * (BACKWARD_PER_FORWARD * plain + device.traffic_s(SCORE_PASSES[1] * score_bytes)),
+            FLASH_BACKWARD_PER_FORWARD * fused,
+        )
+        return forward + merge + launches, backward + 2.0 * merge + launches
+
+    def layer(self, parameters: RankParameters) -> LayerTime:
+        """One layer of the model."""
+        v, model, zero = self.values, self.question.model, np.zeros(len(self.table))
+        (linears_f, linears_b), (attention_f, attention_b) = self._linears_s(), self._attention_s()
+        sp_f, sp_b = ring_exposed_s(v, self.network, self.sp_group, attention_f, attention_b)
+        moved = v["e"] * (
+            RESIDUAL_PASSES * v["Tr"] * v["h"]
+            + (GATED_PASSES if model.gated_mlp else PLAIN_PASSES) * v["T"] * v["f"]
+            + (2 * v["T"] * (v["a"] + v["k"]) * v["d"] if v["rope"] else 0)
+        )
+        device = self.device
+        between = device.traffic_s(self.costs.elementwise_factor * moved) + LAYER_KERNELS * device.launch_s
+        # Each micro-batch adds its weight gradients to the float32 ones: read, add, write.
+        accumulate = np.where(v["m"] > 1, device.traffic_s((8 + v["e"]) * parameters.layer.whole), 0.0)
+        # What hides them are copies between the devices of a node.
+        exposed = 1.0 if self.tp_share == 1.0 else np.where(self.tp_group.inside_node, self.tp_share, 1.0)
+        residual_bytes = exposed * v["e"] * v["T"] * v["h"]
+        split = v["tp_sequence_parallel"]
+        gather = self.network.all_gather_s(residual_bytes, self.tp_group)
+        # Two blocks a layer: an all-reduce each (or a gather and a scatter) forward and backward; with
+        # tp_sequence_parallel the backward gathers the linears' input again.
+        block = np.where(split, 2.0 * gather, self.network.all_reduce_s(residual_bytes, self.tp_group))
+        again = np.where(split, gather, 0.0)
+        forward_s = linears_f + attention_f + between
+        backward_s = linears_b + attention_b + BACKWARD_PER_FORWARD * between + accumulate
+        tp_f, tp_b = 2.0 * block, 2.0 * (block + again)
+        host_f, host_b = self._host_s(split)
+        if self.costs.selective_repeats == "operations":
+            selective = PassTime(linears_f / 2.0 + between, tp_f, zero)
+        else:
+            selective = PassTime(attention_f, zero, sp_f)
+        return LayerTime(
+            forward=PassTime(_issued(forward_s, tp_f + sp_f, host_f), tp_f, sp_f),
+            backward=PassTime(_issued(backward_s, tp_b + sp_b, host_b), tp_b, sp_b),
+            selective_forward=selective,
+        )
+
+    def _host_s(self, split: Any) -> tuple[Any, Any]:
+        """The least time of a layer, forward and backward: what the host takes to issue it."""
+        forward, backward = float(self.costs.host_layer_s), float(self.costs.host_layer_backward_s)
+        wait = float(self.costs.tp_step_beside_transfers_s)
+        if wait == 0.0:
+            return forward, backward
+        steps = np.where(self.transfers_leave_node, (self.tp_group.size - 1.0) * wait, 0.0)
+        return forward + np.where(split, 4.0, 2.0) * steps, backward + np.where(split, 6.0, 2.0) * steps
+
+    def embedding(self) -> EndTime:
+        """Look-up and its gradient: memory traffic, and one all-reduce of the vocabulary-parallel sum."""
+        v, zero, device = self.values, np.zeros(len(self.table)), self.device
+        look_up = device.traffic_s(3.0 * v["e"] * v["Tr"] * v["h"]) + device.launch_s
+        reduce = self.network.all_reduce_s(v["e"] * v["T"] * v["h"], self.tp_group)
+        return EndTime(PassTime(zero + look_up, reduce, zero), PassTime(zero + look_up, zero, zero))
+
+    def head(self) -> EndTime:
+        """Final norm, transform, logits and loss."""
+        v, model, zero, device = self.values, self.question.model, np.zeros(len(self.table)), self.device
+        if model.head not in ("lm", "mlm"):
+            nothing = PassTime(zero, zero, zero)
+            return EndTime(nothing, nothing)
+        forward, backward = self.matmul_s(
+            self._token_tiles, v["V"], v["E"] if model.head == "mlm" else v["h"]
+        )
+        if model.head == "mlm":
+            transform_f, transform_b = self.matmul_s(device.tiles(v["Tr"]), v["E"], v["h"])
+            forward, backward = forward + transform_f, backward + transform_b
+        logit_bytes = self.costs.elementwise_factor * v["e"] * v["T"] * v["V"]
+        reduce = self.network.all_reduce_s(v["e"] * v["T"] * v["h"], self.tp_group)
+        statistics = self.network.all_reduce_s(4.0 * v["T"], self.tp_group)  # maximum; sum and target
+        return EndTime(
+            PassTime(forward + device.traffic_s(LOSS_PASSES[0] * logit_bytes), 3.0 * statistics, zero),
+            PassTime(backward + device.traffic_s(LOSS_PASSES[1] * logit_bytes), reduce, zero),
+        )
+
+
+def _issued(computed_s: Any, waited_s: Any, host_s: Any) -> Any:
+    """Computation of a layer that takes, with what it waits for, at least the host's time."""
+    return computed_s if np.isscalar(host_s) and host_s == 0.0 else np.maximum(computed_s, host_s - waited_s)

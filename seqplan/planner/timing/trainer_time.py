@@ -1,0 +1,78 @@
+"""TrainerTime: what a trainer's own way of working costs, by name, beside what the hardware costs.
+
+Read from the `time:` section of profiles/implementations. A default is what a well-built trainer costs
+(nothing), so a trainer's file says only what sets it apart, each number with its source.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from seqplan.planner.reading.quantity import Quantity, ShareQuantity
+from seqplan.planner.spec import Spec
+
+NOTHING = Quantity(0.0, "none known")
+AS_COUNTED = Quantity(1.0, "as counted: every operation between the matmuls in one kernel")
+
+
+class TrainerTime(Spec):
+    """Costs of one trainer. All are seconds on the critical path or factors of what the model counts."""
+
+    elementwise_factor: Quantity = Field(
+        default=AS_COUNTED, description="memory traffic between the matmuls over that of fused kernels"
+    )
+    host_layer_s: Quantity = Field(
+        default=NOTHING, description="least time of one layer's forward: what the host needs to issue it"
+    )
+    host_layer_backward_s: Quantity = Field(default=NOTHING, description="the same of the backward")
+    tp_step_beside_transfers_s: Quantity = Field(
+        default=NOTHING,
+        description="the host's wait at each ring step of a tensor-parallel collective where stages send "
+        "over the network",
+    )
+    transfers_split_over_tp: bool = Field(
+        default=False,
+        description="each tp rank sends its share over a stage boundary and gathers the rest inside the node",
+    )
+    transfers_overlap: bool = Field(
+        default=False,
+        description="interleaved: sends between stages run behind the other chunks' computation",
+    )
+    unsharded_transfers_s: Quantity = Field(
+        default=NOTHING,
+        description="ZeRO 0 with dp > 1: fixed time of each micro-batch where stages send over the network",
+    )
+    micro_batch_s: Quantity = Field(
+        default=NOTHING, description="fixed time of each micro-batch on each stage"
+    )
+    stage_transfer_s: Quantity = Field(
+        default=NOTHING, description="fixed time of each send and receive between stages, beside the link's"
+    )
+    step_s: Quantity = Field(default=NOTHING, description="fixed time of each step: data, logging, clipping")
+    memory_pressure_share: ShareQuantity = Field(
+        default=Quantity(1.0, "none known"),
+        description="share of the device's memory beyond which the allocator starts to free and ask again",
+    )
+    memory_pressure_factor: Quantity = Field(
+        default=Quantity(1.0, "none known"), description="step time over what it is below that share"
+    )
+    reduction_overlaps: bool = Field(
+        default=True, description="the gradients' reduction runs behind the backward"
+    )
+    gather_overlaps: bool = Field(
+        default=True, description="ZeRO 1 and 2: the weights' gather runs behind the first forward"
+    )
+    tp_exposed_share: Quantity = Field(
+        default=Quantity(1.0, "assumed: nothing hides the tensor-parallel collectives"),
+        description="share of tensor-parallel collectives in a node that nothing hides; between nodes: all",
+    )
+    rsa_attention_factor: Quantity = Field(
+        default=Quantity(1.0, "assumed: as fast as attention on one device"),
+        description="time of ring self-attention's own matmuls and softmax over that of plain attention",
+    )
+    selective_repeats: Literal["core_attention", "operations"] = Field(
+        default="core_attention",
+        description="operations: every second matmul and all that is memory-bound, but no attention",
+    )
