@@ -8,9 +8,9 @@ so that a measured difference is cured by a row that says what it is. Formulas r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ SYMBOLS: dict[str, str] = {
     "E": "width of the token embedding, undivided",
     "f": "MLP width / tp",
     "a": "attention heads / tp",
-    "k": "kv heads / tp, at least 1",
+    "k": "kv heads / tp, at least U: those that are copied for the ranks that split them too",
     "d": "size of a head",
     "V": "vocabulary rows / tp, padding included",
     "e": "bytes of the compute dtype",
@@ -48,6 +48,8 @@ SYMBOLS: dict[str, str] = {
     "pp": "pipeline stages",
     "zero": "zero_stage",
     "N": "zero_shard_size: ranks that share the states",
+    "U": "ulysses_degree: neighbours in sp that split the heads",
+    "R": "ranks of a ring: sp / U",
     "G": "groups of heads for which the ring turns one after the other (1 without a ring)",
     # what the layout, the device and the model choose (each 0 or 1)
     "tp_sequence_parallel": "the residual stream is split over tp",
@@ -109,7 +111,7 @@ Kind = Literal[
     "transient",
 ]
 RecomputeMode = Literal["none", "selective", "full"]
-Part = Literal["attention", "mlp"]
+Part = Literal["attention", "mlp", "mlp_inner"]
 Moment = Literal[
     "attention_forward",
     "mlp_forward",
@@ -117,6 +119,7 @@ Moment = Literal[
     "loss_backward",
     "head_backward",
     "mlp_backward",
+    "up_backward",
     "attention_backward",
     "embedding_backward",
     "first_embedding_backward",
@@ -130,7 +133,8 @@ Moment = Literal[
     "gradient_sum",
     "optimizer",
 ]
-"""When a working tensor is alive. recomputation: while a backward recomputes a layer; end: when the backward
+"""When a working tensor is alive. up_backward: in the MLP's backward, when all that its middle kept has gone;
+recomputation: while a backward recomputes a layer; end: when the backward
 has come to the first layer; first_embedding_backward: that of a step's first micro-batch;
 reduction: while gradients of the layer before are being reduced; layer_reduction: of the first layer, at the
 end of a backward; root_reduction: after it, of what is outside the layers; summing: of some layers, while the
@@ -190,7 +194,10 @@ class LayerRow(TensorRow):
     kept_with: tuple[RecomputeMode, ...] = Field(
         default=("none", "selective"), description="recompute modes under which it stays"
     )
-    part: Part = Field(default="attention", description="mlp: freed before the layer's attention backward")
+    part: Part = Field(
+        default="attention",
+        description="mlp: freed before the layer's attention backward; mlp_inner: before that of the MLP's input",
+    )
 
 
 class WorkingRow(TensorRow):
@@ -224,8 +231,8 @@ def total_bytes(by_kind: Mapping[str, Any]) -> Any:
 
 
 def layer_bytes(
-    rows: Iterable[LayerRow], values: Values, mode: RecomputeMode, part: Part | None = None
+    rows: Iterable[LayerRow], values: Values, mode: RecomputeMode, parts: Collection[Part] = get_args(Part)
 ) -> dict[str, Any]:
-    """What one layer keeps of one micro-batch under a recompute mode, by kind; or one part of it."""
-    kept = [row for row in rows if mode in row.kept_with and (part is None or row.part == part)]
+    """What one layer keeps of one micro-batch under a recompute mode, by kind; or some parts of it."""
+    kept = [row for row in rows if mode in row.kept_with and row.part in parts]
     return add_by_kind(cast("list[TensorRow]", kept), values)

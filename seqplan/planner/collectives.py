@@ -122,6 +122,19 @@ class Network:
         transfer = 2.0 * (group.size - 1.0) / group.size * tensor_bytes / self._rate(group)
         return np.asarray(messages * steps * self._latency_s(group) + transfer)
 
+    def all_to_all_s(self, held_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
+        """Every rank of the group keeps 1/n of the `held_bytes` that it has and sends 1/n to each other.
+
+        What stays on the node and what leaves it go at the same time; a rank has its share of the NICs.
+        """
+        near = np.minimum(group.ranks_per_node, group.size)
+        inside = (near - 1.0) / group.size * held_bytes / self.intra_bytes_per_s
+        nic = self.nics * self.nic_bytes_per_s / self.ranks_on_node
+        outside = (group.size - near) / group.size * held_bytes / nic
+        return np.asarray(
+            messages * (group.size - 1.0) * self._latency_s(group) + np.maximum(inside, outside)
+        )
+
     def neighbour_s(self, sent_bytes: Any, group: Group) -> Floats:
         """Every rank sends to the next of its group at once: a ring hop, or a stage boundary.
 

@@ -34,12 +34,18 @@ class Capabilities(Spec):
     tp_sequence_parallel: tuple[bool, ...]
     hybrid_sharding: bool = Field(description="zero_shard_size smaller than dp x sp")
     uneven_stages: bool
+    ulysses: bool = Field(default=False, description="heads split over sp by all-to-all: ulysses_degree > 1")
     stage_balance: StageBalance = Field(
         default="layers", description="what stages share evenly by default: layers, or matmuls with the head"
     )
     tp_copies_kv_heads: bool = Field(description="tp may exceed the kv heads; the copies are counted")
     chunked_head: bool = Field(default=False, description="head and loss in chunks, logits never whole")
     min_microbatches_per_stage: int = Field(description="num_microbatches >= this x pp")
+    interleaves_whole_groups: bool = Field(
+        default=True,
+        description="interleaved: micro-batches pass the chunks in groups of pp, and their number is a "
+        "multiple of pp (Narayanan et al. 2104.04473, 2.2; Megatron-LM stops otherwise)",
+    )
     vocab_multiple: int = Field(
         ge=0,
         description="the vocabulary is padded to a multiple of this x tp; 0: never padded, tp must divide it",

@@ -31,7 +31,7 @@ LARGEST_DEGREE = 2**22
 LARGEST_COUNT = 2**40
 """The same for counts of sequences and layers."""
 
-Attention = Literal["none", "ring", "rsa"]
+Attention = Literal["none", "ring", "rsa", "ulysses"]
 Kernel = Literal["flash", "efficient", "math"]
 Schedule = Literal["none", "1f1b", "interleaved", "zbv", "gpipe"]
 Recompute = Literal["none", "selective", "full"]
@@ -48,7 +48,15 @@ class Layout(Spec):
     micro_batch_size: int = Field(
         ge=1, le=LARGEST_COUNT, description="sequences in one micro-batch of one dp rank"
     )
-    attention: Attention = Field(default="none", description="none: plain (sp = 1); ring; rsa")
+    attention: Attention = Field(
+        default="none", description="none: plain (sp = 1); ring; rsa; ulysses: sp ranks split the heads"
+    )
+    ulysses_degree: int = Field(
+        default=1,
+        ge=1,
+        le=LARGEST_DEGREE,
+        description="neighbours in sp that split heads by all-to-all; a ring goes over sp / this many ranks",
+    )
     kernel: Kernel = Field(default="flash", description="what computes a block of attention")
     schedule: Schedule = Field(default="none", description="pipeline schedule; none where pp = 1")
     num_virtual_stages: int = Field(
@@ -151,6 +159,7 @@ def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
     fields_.setdefault("micro_batch_size", 1)
     fields_.setdefault("zero_stage", min(question.implementation.capabilities.zero_stages))
     fields_.setdefault("attention", "rsa" if dropout else "none" if sp == 1 else "ring")
+    fields_.setdefault("ulysses_degree", sp if fields_["attention"] == "ulysses" else 1)
     fields_.setdefault("schedule", "none" if pp == 1 else "1f1b")
     fields_.setdefault("precision", question.precision)
     if "stage_layers" not in fields_:
@@ -168,7 +177,12 @@ def layout_from_fields(fields: Mapping[str, Any]) -> Layout:
     return validate_spec(Layout, fields, "layout")
 
 
-_ALIASES = {"mbs": "micro_batch_size", "zero": "zero_stage", "vpp": "num_virtual_stages"}
+_ALIASES = {
+    "mbs": "micro_batch_size",
+    "zero": "zero_stage",
+    "vpp": "num_virtual_stages",
+    "ulysses": "ulysses_degree",
+}
 _SEPARATOR = re.compile(r"[\s,;*\u00b7\u00d7]+|(?<=\d)[xX](?=[A-Za-z])")
 _ITEM = re.compile(r"([A-Za-z_]+?)[=:]?(\d+)$|([A-Za-z_]+)[=:]([\w]+)$")
 

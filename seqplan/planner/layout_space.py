@@ -35,6 +35,8 @@ class Choices:
     """Some of a stage's layers recomputed, not all or none."""
     hybrid_sharding: bool = False
     """States sharded over fewer ranks than dp x sp."""
+    ulysses: bool = False
+    """Heads split over sp, or over neighbours in sp with a ring over the rest."""
 
 
 def trainer_choices(question: Question) -> Choices:
@@ -48,6 +50,7 @@ def trainer_choices(question: Question) -> Choices:
         schedules=has.schedules,
         partial_recompute=has.partial_recompute,
         hybrid_sharding=has.hybrid_sharding,
+        ulysses=has.ulysses,
     )
 
 
@@ -62,6 +65,7 @@ def all_choices(question: Question) -> Choices:
         schedules=("none", "1f1b", "interleaved", "zbv"),
         partial_recompute=True,
         hybrid_sharding=True,
+        ulysses=True,
     )
 
 
@@ -146,12 +150,27 @@ def schedules(
             yield name, 1
 
 
-def attention_kinds(question: Question, has: Choices) -> tuple[str, ...]:
-    """Attention with sp = 1 (first) and with sp > 1 (the rest)."""
-    over_sp = tuple(name for name in has.attention if name != "none")
-    if question.train.attention_dropout > 0 and "rsa" in over_sp:
-        return ("rsa", "rsa")
-    return ("none", *over_sp)
+def attention_options(question: Question, sp: int, pins: Pins, has: Choices) -> list[tuple[str, int]]:
+    """(attention, ulysses_degree): with sp = 1 plain, or rsa where probabilities are dropped.
+
+    All of sp splitting the heads is attention=ulysses, and no ring of one rank. Degrees that divide no model's
+    heads are left out. What is pinned to a pair that cannot be is there all the same: the rules say why.
+    """
+    dropped = question.train.attention_dropout > 0 and "rsa" in has.attention
+    found = [(name, 1) for name in has.attention if name not in ("none", "ulysses")]
+    if dropped or sp == 1:
+        found = [("rsa" if dropped else "none", 1)]
+    elif has.ulysses:
+        heads = question.model.num_attention_heads
+        degrees = [degree for degree in divisors(sp)[1:] if heads % degree == 0]
+        splits = [("ulysses" if degree == sp else "ring", degree) for degree in degrees]
+        found += [split for split in splits if split[0] == "ulysses" or "ring" in has.attention]
+    name, degree = pins.attention, pins.ulysses_degree
+    chosen = [pair for pair in found if name in (None, pair[0]) and degree in (None, pair[1])]
+    if chosen:
+        return chosen
+    name = name or ("ulysses" if degree == sp else "ring")
+    return [(name, degree or (sp if name == "ulysses" else 1))]
 
 
 def recompute_options(stage_layers: tuple[int, ...], pins: Pins, has: Choices) -> list[tuple[int, int]]:

@@ -161,9 +161,11 @@ def overhead_bytes(question: Question, table: LayoutTable, allocated: Floats) ->
 
 
 def communicators(table: LayoutTable) -> Floats:
-    """Process groups of more than one rank: one an axis, and the one of dp and sp together."""
+    """Process groups of more than one rank: one an axis, the one of dp and sp together, and where sp splits
+    the heads in part, its two factors."""
     axes = sum((table.degree(axis) > 1).astype(np.float64) for axis in table.mesh_order)
-    return np.asarray(axes + ((table.dp > 1) & (table.sp > 1)))
+    factors = (table.ulysses_degree > 1) & (table.ring_degree > 1)
+    return np.asarray(axes + factors + ((table.dp > 1) & (table.sp > 1)))
 
 
 def memory_estimate(question: Question, layout: Layout) -> MemoryEstimate:

@@ -67,6 +67,7 @@ class Pins(Spec):
     sp: int | None = Field(default=None, ge=1)
     micro_batch_size: int | None = Field(default=None, ge=1)
     attention: Attention | None = None
+    ulysses_degree: int | None = Field(default=None, ge=1)
     kernel: Kernel | None = None
     schedule: Schedule | None = None
     num_virtual_stages: int | None = Field(default=None, ge=1)

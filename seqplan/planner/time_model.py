@@ -232,7 +232,9 @@ def _optimizer_s(clock: LayerClock, parameters: RankParameters) -> Floats:
 def estimate_notes(layout: Layout) -> tuple[str, ...]:
     """The assumptions that the estimate of this layout rests on."""
     notes: list[str] = []
-    if layout.sp > 1:
+    if layout.ulysses_degree > 1:
+        notes.append("assumed: nothing hides the all-to-alls that split the heads over sp")
+    if layout.sp > layout.ulysses_degree:
         notes.append("assumed: each ring hop runs behind the block in hand; only its excess is counted")
     if layout.dp * layout.sp > 1:
         window = {

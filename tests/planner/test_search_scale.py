@@ -32,7 +32,8 @@ RELATIVE = 1e-12
 def everything(model: Any = None, gpus: int = 8, *, memory_gib: float = 0.95, **changes: Any) -> Question:
     """A small model on nodes of two devices, and a trainer that can do all that a layout can say."""
     trainer = our_trainer()
-    capabilities = {**CAPABILITIES, "partial_recompute": True, "vocab_multiple": 64}
+    more = {"partial_recompute": True, "ulysses": True, "interleaves_whole_groups": False}
+    capabilities = {**CAPABILITIES, **more, "vocab_multiple": 64}
     tuples: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in capabilities.items()
     }
@@ -173,7 +174,7 @@ LIMITED: dict[str, Any] = {
 def test_what_beats_the_pick_elsewhere_is_found_by_bounds(asked: Question, factor: float) -> None:
     """Against every candidate of every trainer, costed one row at a time."""
     trainer = asked.implementation
-    lacks = {**LIMITED, "hybrid_sharding": False, "partial_recompute": False}
+    lacks = {**LIMITED, "hybrid_sharding": False, "partial_recompute": False, "ulysses": False}
     limited = trainer.model_copy(update={"capabilities": trainer.capabilities.model_copy(update=lacks)})
     question_ = asked.model_copy(update={"implementation": limited})
     pick = scan(question_, Pins(), trainer_choices(question_), top=1).best[0]

@@ -28,7 +28,7 @@ from seqplan.planner.choosing.layout_table import (
 from seqplan.planner.layout import DEFAULT_MESH_ORDER, best_kernel
 from seqplan.planner.layout_space import (
     Choices,
-    attention_kinds,
+    attention_options,
     degree_triples,
     mesh_orders,
     micro_batch_sizes,
@@ -121,19 +121,18 @@ def candidate_tables(question: Question, pins: Pins, has: Choices) -> Iterator[L
 def _rows(question: Question, ranks: int, pins: Pins, has: Choices) -> dict[str, Ints]:
     """Degrees and batch of one stage's ranks, crossed with attention and tp_sequence_parallel."""
     batch = question.train.global_batch_size
-    plain, *over_sp = attention_kinds(question, has)
     over_tp: tuple[bool, ...] = has.tp_sequence_parallel
     if pins.tp_sequence_parallel is not None:
         over_tp = (pins.tp_sequence_parallel,)
     rows = []
     for dp, tp, sp in degree_triples(ranks, pins):
-        kinds = (plain,) if sp == 1 else tuple(over_sp)
-        if pins.attention is not None:
-            kinds = (pins.attention,)
+        kinds = attention_options(question, sp, pins, has)
         splits = over_tp if tp > 1 or pins.tp_sequence_parallel is not None else (False,)
-        for micro, kind, split in itertools.product(micro_batch_sizes(batch, dp, pins), kinds, splits):
-            rows.append((dp, tp, sp, micro, ATTENTIONS.index(kind), int(split)))
-    names = ("dp", "tp", "sp", "micro_batch_size", "attention", "tp_sequence_parallel")
+        for micro, (kind, degree), split in itertools.product(
+            micro_batch_sizes(batch, dp, pins), kinds, splits
+        ):
+            rows.append((dp, tp, sp, micro, ATTENTIONS.index(kind), degree, int(split)))
+    names = ("dp", "tp", "sp", "micro_batch_size", "attention", "ulysses_degree", "tp_sequence_parallel")
     columns = dict(zip(names, np.array(rows, dtype=np.int64).reshape(-1, len(names)).T, strict=True))
     columns["num_microbatches"] = num_microbatches(batch, columns["dp"], columns["micro_batch_size"])
     return columns

@@ -37,6 +37,7 @@ COLUMNS: tuple[str, ...] = (
     "recompute",
     "recompute_layers",
     "attention",
+    "ulysses_degree",
     "kernel",
     "tp_sequence_parallel",
 )
@@ -64,6 +65,7 @@ class LayoutTable:
     recompute_layers: Ints
     """Layers of a stage at most (a shorter stage recomputes all of its own); 0 where recompute is none."""
     attention: Ints
+    ulysses_degree: Ints
     kernel: Ints
     tp_sequence_parallel: Ints
     more_orders: tuple[tuple[str, ...], ...] = ()
@@ -98,6 +100,11 @@ class LayoutTable:
         for axis in AXES:
             product = product * self.degree(axis)
         return product
+
+    @property
+    def ring_degree(self) -> Ints:
+        """Ranks that pass keys and values around: those of sp that do not split the heads instead."""
+        return self.sp // self.ulysses_degree
 
     def is_recompute(self, name: str) -> Bools:
         return cast(Bools, self.recompute == RECOMPUTES.index(name))
@@ -134,6 +141,7 @@ class LayoutTable:
             **{axis: at.get(axis, self.pp) for axis in AXES},
             micro_batch_size=at["micro_batch_size"],
             attention=cast(Attention, ATTENTIONS[at["attention"]]),
+            ulysses_degree=at["ulysses_degree"],
             kernel=cast(Kernel, KERNELS[at["kernel"]]),
             schedule=cast(Any, self.schedule),
             num_virtual_stages=self.num_virtual_stages,
@@ -184,6 +192,7 @@ def from_layouts(layouts: list[Layout], train: TrainSpec) -> LayoutTable:
         recompute=column([RECOMPUTES.index(x.recompute) for x in layouts]),
         recompute_layers=column([_recompute_layers(x, longest) for x in layouts]),
         attention=column([ATTENTIONS.index(x.attention) for x in layouts]),
+        ulysses_degree=column([x.ulysses_degree for x in layouts]),
         kernel=column([KERNELS.index(x.kernel) for x in layouts]),
         tp_sequence_parallel=column([int(x.tp_sequence_parallel) for x in layouts]),
     )

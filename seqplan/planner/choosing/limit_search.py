@@ -49,7 +49,8 @@ def at_length(question: Question, seq_len: int) -> Question:
 
 def divisors_of_length(question: Question, table: LayoutTable) -> Ints:
     """What the length must be a multiple of, row by row."""
-    divisor: Ints = sequence_divisor(question, table.sp, table.tp, table.tp_sequence_parallel)
+    ring, over_tp = table.ring_degree, table.tp_sequence_parallel
+    divisor: Ints = sequence_divisor(question, table.sp, table.tp, over_tp, ring)
     return divisor
 
 

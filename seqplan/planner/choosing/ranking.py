@@ -41,6 +41,7 @@ def simplicity(table: LayoutTable) -> list[NDArray[np.float64]]:
         table.tp_sequence_parallel,
         table.sp,
         table.attention,
+        table.ulysses_degree,
         table.micro_batch_size,
         table.recompute_layers,
         -table.zero_shard_size,

@@ -11,6 +11,7 @@ from pydantic import Field
 from seqplan.planner.activations import RecomputeMode
 from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.layout import Layout
+from seqplan.planner.memory.heads_exchange import with_heads_exchange
 from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.question import Question
 from seqplan.planner.spec import Spec
@@ -32,7 +33,7 @@ def kept_tensors(question: Question, layout: Layout) -> tuple[KeptTensor, ...]:
     values = layout_values(question, from_layout(layout, question.train))
     mode: RecomputeMode = layout.recompute
     found = []
-    for row in question.implementation.layer:
+    for row in with_heads_exchange(question.implementation).layer:
         size = float(np.max(row.size_bytes(values)))
         kept = mode in row.kept_with
         if size and (kept or "none" in row.kept_with):

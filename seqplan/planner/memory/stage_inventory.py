@@ -22,6 +22,7 @@ from seqplan.planner.activations import (
     total_bytes,
 )
 from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.memory.heads_exchange import with_heads_exchange
 from seqplan.planner.memory.model_states import STAGE_SYMBOLS, rank_parameters
 from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.question import Question
@@ -55,6 +56,17 @@ class Bundle:
 
 
 EMPTY = Bundle({})
+
+
+def larger(one: Bundle, other: Bundle) -> Bundle:
+    """Element by element the one with more bytes in all."""
+    wins = np.asarray(one.total) >= np.asarray(other.total)
+    if wins.all():
+        return one
+    kinds = (*one.by_kind, *(kind for kind in other.by_kind if kind not in one.by_kind))
+    return Bundle(
+        {kind: np.where(wins, one.by_kind.get(kind, 0.0), other.by_kind.get(kind, 0.0)) for kind in kinds}
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +113,8 @@ class Inventory:
 
     def __init__(self, question: Question, table: LayoutTable) -> None:
         self.trainer = question.implementation
+        if np.any(table.ulysses_degree > 1):
+            self.trainer = with_heads_exchange(self.trainer)
         self.chunked_head = question.train.chunked_head
         self.table = table
         self.values = layout_values(question, table)
@@ -155,7 +169,11 @@ class Inventory:
 
     @cached_property
     def _layer_mlp(self) -> Bundle:
-        return Bundle(layer_bytes(self.trainer.layer, self.values, "none", "mlp"))
+        return Bundle(layer_bytes(self.trainer.layer, self.values, "none", ("mlp", "mlp_inner")))
+
+    @cached_property
+    def _mlp_inner(self) -> Bundle:
+        return Bundle(layer_bytes(self.trainer.layer, self.values, "none", ("mlp_inner",)))
 
     @cached_property
     def _recompute_extra(self) -> Bundle:
@@ -194,12 +212,16 @@ class Inventory:
         rows = list(zip(self.trainer.working, self._working_of_every_stage, strict=True))
         sizes = [(row, row.size_bytes(values) if size is None else size) for row, size in rows]
         sizes = [(row, size) for row, size in sizes if np.any(size)]
-        return {
+        working = {
             moment: Bundle(
                 self._in_chunks(sum_by_kind((row.kind, size) for row, size in sizes if moment in row.at))
             )
             for moment in MOMENTS
         }
+        # The MLP's backward has two heights, that of its middle and that of its input; all else is equal.
+        later = working["up_backward"].plus(self._mlp_inner, -1.0)
+        working["mlp_backward"] = larger(working["mlp_backward"], later)
+        return working
 
 
 def _split_gradients(by_kind: dict[str, Any]) -> tuple[Bundle, Bundle]:

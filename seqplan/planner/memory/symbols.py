@@ -48,7 +48,9 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
     math = table.is_kernel("math") | rsa
     cpu = question.cluster.device.kind == "cpu"
     position = model.norm_position
-    kv_heads = np.maximum(np.ceil(model.num_kv_heads / tp), 1.0)
+    split = column(table.ulysses_degree)
+    # Ranks that split the heads copy a kv head where they are more: at least one for each of them.
+    kv_heads = np.maximum(np.ceil(model.num_kv_heads / tp), split)
     kv_bytes = 2.0 * tokens * kv_heads * model.head_dim * PRECISION_BYTES[table.precision]
     return {
         "B": micro_batch,
@@ -73,7 +75,9 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "pp": table.pp,
         "zero": column(table.zero_stage),
         "N": column(table.zero_shard_size),
-        "G": np.where(ring | (rsa & (table.sp > 1)), ring_head_groups(kv_heads, kv_bytes), 1.0),
+        "U": split,
+        "R": column(table.ring_degree),
+        "G": np.where(ring | (rsa & (table.sp > 1)), ring_head_groups(kv_heads / split, kv_bytes), 1.0),
         "tp_sequence_parallel": split_residual,
         "ring": ring,
         "rsa": rsa,

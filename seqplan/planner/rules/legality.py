@@ -1,6 +1,6 @@
 """Why a layout is not allowed: all the rules in one list, for one layout and for a table of candidates.
 
-One function a rule (rules_degrees, rules_pipeline, rules_trainer); here they are only applied, so that the
+One function a rule (rules_degrees, _pipeline, _ulysses, _trainer, _float8); here they are only applied, so that the
 search, `explain`, `score` and the loading of a plan can never disagree.
 """
 
@@ -14,10 +14,16 @@ from seqplan.planner.choosing.layout_table import Bools, LayoutTable, from_layou
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.results import Reason
-from seqplan.planner.rules import rules_degrees, rules_pipeline, rules_trainer
+from seqplan.planner.rules import rules_degrees, rules_float8, rules_pipeline, rules_trainer, rules_ulysses
 from seqplan.planner.rules.rule import Rule
 
-RULES: tuple[Rule, ...] = (*rules_degrees.RULES, *rules_pipeline.RULES, *rules_trainer.RULES)
+RULES: tuple[Rule, ...] = (
+    *rules_degrees.RULES,
+    *rules_pipeline.RULES,
+    *rules_ulysses.RULES,
+    *rules_trainer.RULES,
+    *rules_float8.RULES,
+)
 
 
 @dataclass(frozen=True)

@@ -122,27 +122,32 @@ def _vocab(question: Question, layout: Layout) -> str:
     )
 
 
-def sequence_divisor(question: Question, sp: Ints, tp: Ints, tp_sequence_parallel: Ints) -> Ints:
-    """What seq_len must be a multiple of: the one place that says so.
+def sequence_divisor(
+    question: Question, sp: Ints, tp: Ints, tp_sequence_parallel: Ints, ring: Ints | None = None
+) -> Ints:
+    """What seq_len must be a multiple of: the one place that says so. `ring`: where it is not all of sp.
 
     Each sp rank holds a contiguous part (sp), or when causal two chunks, one from either end, so that all
     ranks do the same work (zigzag: 2 sp); tp_sequence_parallel splits a rank's tokens over tp once more.
     """
-    chunks = np.where((sp > 1) & question.model.causal, 2 * sp, sp)
+    ring = sp if ring is None else ring
+    chunks = np.where((ring > 1) & question.model.causal, 2 * sp, sp)
     return np.lcm(chunks, np.where(tp_sequence_parallel > 0, sp * tp, 1))
 
 
 def _sequence_broken(question: Question, table: LayoutTable) -> Bools:
-    divisor = sequence_divisor(question, table.sp, table.tp, table.tp_sequence_parallel)
+    ring, over_tp = table.ring_degree, table.tp_sequence_parallel
+    divisor = sequence_divisor(question, table.sp, table.tp, over_tp, ring)
     wrong: Bools = question.train.seq_len % divisor != 0
     return wrong
 
 
 def _sequence(question: Question, layout: Layout) -> str:
     seq_len, sp, tp = question.train.seq_len, layout.sp, layout.tp
-    one = np.array([1], dtype=np.int64)
-    step = int(sequence_divisor(question, sp * one, tp * one, int(layout.tp_sequence_parallel) * one)[0])
-    zigzag = question.model.causal and sp > 1
+    one, ring = np.array([1], dtype=np.int64), sp // layout.ulysses_degree
+    over_tp = int(layout.tp_sequence_parallel) * one
+    step = int(sequence_divisor(question, sp * one, tp * one, over_tp, ring * one)[0])
+    zigzag = question.model.causal and ring > 1
     parts = f"2 x sp with sp={sp}: the causal zigzag split" if zigzag else f"sp={sp}"
     if layout.tp_sequence_parallel:
         chunks = "2 x sp" if zigzag else "sp"

@@ -175,7 +175,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trainer_attention",
         "inventory",
-        lambda q, t: ~_one_of(t.attention, ATTENTIONS, (*q.implementation.capabilities.attention, "none")),
+        lambda q, t: (
+            ~_one_of(t.attention, ATTENTIONS, (*q.implementation.capabilities.attention, "none", "ulysses"))
+        ),
         lambda q, x: _not_estimated(q, "attention", x.attention, q.implementation.capabilities.attention),
     ),
     Rule(

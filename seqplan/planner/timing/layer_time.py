@@ -85,7 +85,7 @@ class LayerClock:
         self.device = DeviceClock(question.cluster, network.ranks_on_node, table.precision)
         self.float8 = table.precision == "fp8"
         self.tp_group = network.group(table, ("tp",))
-        self.sp_group = network.group(table, ("sp",))
+        self.heads_group, self.sp_group = network.group(table, ("sp",)).split(self.values["U"])
         self.tp_share = float(self.costs.tp_exposed_share)
         self.stage_group = network.group(table, ("pp",))
         self.transfers_leave_node = (self.stage_group.size > 1) & ~self.stage_group.inside_node
@@ -130,15 +130,15 @@ class LayerClock:
         seen = mean_attention_pairs(model, seq_len)
         # Materialised scores of a rank's own block are computed in full; the zigzag split halves the others.
         everything = float(seq_len) * seq_len
-        in_full = (everything + (v["sp"] - 1.0) * seen) / v["sp"]
+        in_full = (everything + (v["R"] - 1.0) * seen) / v["R"]
         pairs = np.where(v["math"], in_full, seen)
         flops = 4.0 * v["B"] * pairs / v["sp"] * v["a"] * v["d"]
         score_bytes = v["B"] * v["a"] * pairs / v["sp"] * v["e"]
-        fused, plain = device.attention_s(flops, v["S"]), flops / device.score_matmul_flops_per_s
+        fused, plain = device.attention_s(flops, v["S"] * v["U"]), flops / device.score_matmul_flops_per_s
         slower = np.where(v["rsa"], float(self.costs.rsa_attention_factor), 1.0)
         # A ring merges each block's result into a float32 accumulator; backward adds to dq, dk and dv.
-        merge = np.where(v["ring"], v["sp"] * device.traffic_s(v["T"] * v["a"] * v["d"] * (8 + v["e"])), 0.0)
-        launches = v["sp"] * v["G"] * device.launch_s
+        merge = np.where(v["ring"], v["R"] * device.traffic_s(v["T"] * v["a"] * v["d"] * (8 + v["e"])), 0.0)
+        launches = v["R"] * v["G"] * device.launch_s
         forward = np.where(
             v["math"], slower * (plain + device.traffic_s(SCORE_PASSES[0] * score_bytes)), fused
         )
@@ -154,6 +154,7 @@ class LayerClock:
         v, model, zero = self.values, self.question.model, np.zeros(len(self.table))
         (linears_f, linears_b), (attention_f, attention_b) = self._linears_s(), self._attention_s()
         sp_f, sp_b = ring_exposed_s(v, self.network, self.sp_group, attention_f, attention_b)
+        exchange = self._heads_exchange_s()
         moved = v["e"] * (
             RESIDUAL_PASSES * v["Tr"] * v["h"]
             + (GATED_PASSES if model.gated_mlp else PLAIN_PASSES) * v["T"] * v["f"]
@@ -180,11 +181,22 @@ class LayerClock:
             selective = PassTime(linears_f / 2.0 + between, tp_f, zero)
         else:
             selective = PassTime(attention_f, zero, sp_f)
+        sp_f, sp_b = sp_f + exchange, sp_b + exchange
         return LayerTime(
             forward=PassTime(_issued(forward_s, tp_f + sp_f, host_f), tp_f, sp_f),
             backward=PassTime(_issued(backward_s, tp_b + sp_b, host_b), tp_b, sp_b),
             selective_forward=selective,
         )
+
+    def _heads_exchange_s(self) -> Any:
+        """All-to-alls of a pass where neighbours in sp split the heads: q, k and v, and the output; or their
+        gradients. Nothing hides them."""
+        v = self.values
+        if np.all(v["U"] == 1.0):
+            return 0.0
+        token_bytes = v["e"] * v["T"] * v["d"]
+        there = self.network.all_to_all_s(token_bytes * (v["a"] + 2.0 * v["k"]), self.heads_group)
+        return there + self.network.all_to_all_s(token_bytes * v["a"], self.heads_group)
 
     def _host_s(self, split: Any) -> tuple[Any, Any]:
         """The least time of a layer, forward and backward: what the host takes to issue it."""

@@ -13,12 +13,12 @@ def ring_exposed_s(
     values: dict[str, Any], network: Network, group: Group, forward_s: Any, backward_s: Any
 ) -> tuple[Any, Any]:
     """What of the ring's hops the blocks do not hide: (forward, backward) of one layer."""
-    v, hops = values, np.maximum(values["sp"] - 1.0, 0.0)
+    v, hops = values, np.maximum(values["R"] - 1.0, 0.0)
     kv_bytes = 2.0 * v["T"] * v["k"] * v["d"]
     # Groups of heads take turns: the bytes of a hop in G messages.
     hop_kv = v["G"] * network.neighbour_s(kv_bytes * v["e"] / v["G"], group)
     hop_gradient = v["G"] * network.neighbour_s(kv_bytes * 4.0 / v["G"], group)
-    block_f, block_b = forward_s / v["sp"], backward_s / v["sp"]
+    block_f, block_b = forward_s / v["R"], backward_s / v["R"]
 
     def exposed(hop: Any, block: Any) -> Any:
         return np.maximum(hop - block, 0.0)
