@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from seqplan import __version__, cli_catalog, cli_limits, cli_verify
+from seqplan import __version__, cli_calibrate, cli_catalog, cli_limits, cli_verify
 from seqplan.cli_options import (
     Ask,
     JsonFlag,
@@ -214,6 +214,7 @@ def validate(
 
 app.command()(cli_verify.verify)
 app.command()(cli_limits.limits)
+app.command()(cli_calibrate.calibrate)
 app.command()(cli_catalog.models)
 app.command()(cli_catalog.clusters)
 

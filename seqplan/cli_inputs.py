@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seqplan import profiles
 from seqplan.cli_options import Ask, build
-from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import AXES, Layout, parse_degrees, parse_layout
 from seqplan.planner.model_spec import ModelSpec
@@ -25,6 +25,7 @@ from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.typed_form import flag_name
 from seqplan.planner.score_cases import Loaders
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.profiles.parts import load_device
 
 LARGEST_BATCH_TOKENS = 2**28
 """Tokens a step beyond which a batch is taken for a slip: 16 times the largest of Llama 3 405B
@@ -201,6 +202,13 @@ def read_cluster(name: str) -> ClusterSpec:
         return profiles.load_cluster(name)
     except SeqplanError as error:
         raise _swapped(name, "--cluster", "a model: give it as MODEL", profiles.load_model, error) from None
+
+
+def known_device(called: str) -> DeviceSpec | None:
+    """The one built-in device whose name's words are all in what torch calls it ("NVIDIA L40S"), or None."""
+    words = set(re.split(r"[^a-z0-9]+", called.lower()))
+    found = [name for name in profiles.device_names() if set(name.split("-")) <= words]
+    return load_device(found[0]) if len(found) == 1 else None
 
 
 def loaders() -> Loaders:

@@ -1,0 +1,1 @@
+"""From what was measured on a machine, or in finished runs, to a hardware profile."""

@@ -1,0 +1,165 @@
+"""Measurements -> a cluster file of the form that `--cluster FILE` reads, every number with its source.
+
+Rates of CPU ranks are stated for one core: a rank that had half a core while all ranks worked has half of
+them, which is how the time model hands the cores out again (DeviceClock), to any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import yaml
+
+from seqplan.planner.calibration.rate_curves import Curve, attention_curve, matmul_curve, transfer_line
+from seqplan.planner.calibration.samples import Measurements, TransferSample
+from seqplan.planner.cluster_spec import DeviceSpec
+
+DIGITS = 4
+"""Significant digits of a measured number: more would be noise."""
+
+NOT_MEASURED = "assumed: not measured by calibrate; "
+
+FRAGMENTATION = {"cpu": 0.05, "cuda": 0.064, "rocm": 0.064}
+"""Of the built-in devices of each kind."""
+
+COMMUNICATOR_BYTES = {"cpu": 4 * 2**20, "cuda": 192 * 2**20, "rocm": 192 * 2**20}
+"""Of the built-in clusters of each kind."""
+
+
+def profile_of(measured: Measurements, name: str, known: DeviceSpec | None = None) -> dict[str, Any]:
+    """The keys of the cluster file. `known`: the built-in device of that name, with its datasheet's peaks."""
+    said = _Source(measured)
+    inside = [each for each in measured.transfers if not each.leaves_node]
+    between = [each for each in measured.transfers if each.leaves_node]
+    profile: dict[str, Any] = {
+        "name": name,
+        "device": _device(measured, said, known),
+        "gpus_per_node": measured.ranks_per_node,
+        "num_nodes": measured.nodes,
+        "intra_node": _link("between ranks of a node", inside, said) if inside else "loopback",
+        "inter_node": _link("between nodes", between, said) if between else "ethernet-10g",
+        "nics_per_node": 1,
+        "communicator_bytes": _assumed(
+            COMMUNICATOR_BYTES[measured.device_kind], "as in the built-in clusters"
+        ),
+    }
+    if measured.cores_per_node is not None:
+        profile["cores_per_node"] = measured.cores_per_node
+    return profile
+
+
+def profile_text(profile: Mapping[str, Any], measured: Measurements) -> str:
+    """The file."""
+    ranks = f"{measured.ranks_per_node} ranks" if measured.ranks_per_node > 1 else "one rank"
+    cores = f" sharing {measured.cores_per_node} cores" if measured.cores_per_node else ""
+    head = (
+        f"# Measured by seqplan calibrate on {measured.date} with {ranks}{cores} a node, all at work at once"
+        f" ({measured.software}).\n"
+        "# Use it as --cluster FILE; `seqplan fit FILE --from metrics.jsonl` refines it.\n"
+    )
+    return head + yaml.dump(dict(profile), sort_keys=False, width=1000, allow_unicode=True)
+
+
+class _Source:
+    """The text that goes with a measured number."""
+
+    def __init__(self, measured: Measurements) -> None:
+        self.when = f"measured by seqplan calibrate on {measured.date}, median of {measured.repeats}"
+
+    def of(self, value: float, what: str = "") -> dict[str, Any]:
+        return {"value": rounded(value), "source": self.when + (f": {what}" if what else "")}
+
+
+def rounded(value: float) -> float:
+    """To DIGITS significant digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _assumed(value: float, why: str) -> dict[str, Any]:
+    return {"value": value, "source": NOT_MEASURED + why}
+
+
+def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> dict[str, Any]:
+    # A rank had this much of a core (of a GPU: all of it).
+    share = 1.0
+    under = ""
+    if measured.cores_per_node is not None:
+        share = min(1.0, measured.cores_per_node / measured.ranks_per_node)
+        under = f", of one core while {measured.ranks_per_node} ranks shared {measured.cores_per_node}"
+    matmul = matmul_curve(measured.matmuls, measured.launch_s)
+    attention = attention_curve(measured.attention)
+    copy_bytes_per_s = _rate(measured, "copy") / share
+    work_bytes_per_s = _rate(measured, "elementwise") / share
+    peaks = {dtype: rate / share for dtype, rate in matmul.flops_per_s.items()}
+    bandwidth = max(copy_bytes_per_s, work_bytes_per_s)
+    peak_entries = {
+        dtype: said.of(rate, f"the rate that big matmuls tend to{under}") for dtype, rate in peaks.items()
+    }
+    bandwidth_entry = said.of(bandwidth, f"a copy{under}")
+    if known is not None:  # so that MFU is what everybody means by it
+        for dtype in peaks:
+            if dtype in known.peak_flops_per_s and known.peak_flops_per_s[dtype] >= peaks[dtype]:
+                peak_entries[dtype] = _quantity(known.peak_flops_per_s[dtype])
+        if known.memory_bytes_per_s >= bandwidth:
+            bandwidth_entry = _quantity(known.memory_bytes_per_s)
+    shares = {dtype: min(1.0, peaks[dtype] / peak_entries[dtype]["value"]) for dtype in peaks}
+    attention_shares = {
+        dtype: min(1.0, rate / share / peak_entries[dtype]["value"])
+        for dtype, rate in attention.flops_per_s.items()
+    }
+    return {
+        "name": measured.device_name,
+        "kind": measured.device_kind,
+        "architecture": measured.architecture,
+        "memory_bytes": {"value": measured.memory_bytes, "source": f"{said.when}: of one rank"},
+        "memory_bytes_per_s": bandwidth_entry,
+        "peak_flops_per_s": peak_entries,
+        "attention_kernels": {dtype: list(kernels) for dtype, kernels in measured.kernels.items()},
+        "matmul_efficiency": said.of(max(shares.values()), _fit(matmul, "share of the peak")),
+        "matmul_dtype_efficiency": {dtype: said.of(each) for dtype, each in shares.items()},
+        "matmul_half_outputs": said.of(matmul.half_sizes[0], _fit(matmul, "result elements at half rate")),
+        "matmul_half_depth": said.of(matmul.half_sizes[1], _fit(matmul, "products at half rate")),
+        "attention_efficiency": said.of(max(attention_shares.values()), _fit(attention, "share of the peak")),
+        "attention_dtype_efficiency": {dtype: said.of(each) for dtype, each in attention_shares.items()},
+        "attention_half_tokens": said.of(attention.half_sizes[0], _fit(attention, "tokens at half rate")),
+        "memory_efficiency": said.of(
+            work_bytes_per_s / bandwidth_entry["value"],
+            "what lies between the matmuls of a layer, over a copy",
+        ),
+        "kernel_launch_s": said.of(measured.launch_s * share, f"a small operation with its gradient{under}"),
+        "context_bytes": said.of(measured.context_bytes, "memory of a rank beside its tensors"),
+        "fragmentation_fraction": _assumed(FRAGMENTATION[measured.device_kind], "as in the built-in devices"),
+    }
+
+
+def _quantity(known: Any) -> dict[str, Any]:
+    return {"value": float(known), "source": known.source}
+
+
+def _fit(curve: Curve, what: str) -> str:
+    return f"{what}; the curve meets its points to {100 * curve.error:.0f} %"
+
+
+def _rate(measured: Measurements, kind: str) -> float:
+    """Bytes a second; the median over sizes."""
+    return float(
+        np.median([each.moved_bytes / each.seconds for each in measured.traffic if each.kind == kind])
+    )
+
+
+def _link(name: str, samples: Sequence[TransferSample], said: _Source) -> dict[str, Any]:
+    line = transfer_line(samples)
+    fastest = max(line.bytes_per_s.values())
+    collectives = {kind: rate for kind, rate in line.bytes_per_s.items() if kind != "neighbour"}
+    return {
+        "name": name,
+        "bytes_per_s": said.of(fastest, "the fastest kind of transfer, every rank at once"),
+        "latency_s": said.of(
+            line.latency_s, f"of a step; the line meets its points to {100 * line.error:.0f} %"
+        ),
+        "efficiency": said.of(
+            float(np.exp(np.mean(np.log([*collectives.values()])))) / fastest, "mean of the collectives"
+        ),
+    }

@@ -1,0 +1,56 @@
+"""Prints what calibrate measured: the rates of one rank, and the links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan import render
+
+if TYPE_CHECKING:
+    from seqplan.planner.calibration.samples import Measurements
+    from seqplan.planner.cluster_spec import ClusterSpec
+
+
+def show_calibration(cluster: ClusterSpec, measured: Measurements) -> None:
+    """The numbers that decide a step's time, as the file states them."""
+    from rich.table import Table
+
+    device = cluster.device
+    nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
+    ranks = f"{cluster.gpus_per_node} ranks" if cluster.gpus_per_node > 1 else "one rank"
+    shared = f" on {cluster.cores_per_node} cores" if cluster.cores_per_node else ""
+    table = Table(title=f"{device.name}: {nodes}{ranks}{shared}, all at work at once", title_justify="left")
+    table.add_column("measured")
+    table.add_column("value", justify="right")
+    table.add_column("at half of it", justify="right")
+    for dtype, peak in device.peak_flops_per_s.items():
+        rate = float(peak) * device.matmul_share(dtype)
+        half = (
+            f"{float(device.matmul_half_outputs):,.0f} outputs, depth {float(device.matmul_half_depth):,.0f}"
+        )
+        table.add_row(f"matmuls {dtype}", _flops(rate), half)
+    for dtype, peak in device.peak_flops_per_s.items():
+        rate = float(peak) * device.attention_share(dtype)
+        table.add_row(
+            f"attention {dtype}", _flops(rate), f"{float(device.attention_half_tokens):,.0f} tokens"
+        )
+    table.add_row("memory, a copy", _bytes(float(device.memory_bytes_per_s)), "")
+    table.add_row(
+        "memory, between matmuls",
+        _bytes(float(device.memory_bytes_per_s) * float(device.memory_efficiency)),
+        "",
+    )
+    table.add_row("launch of an operation", f"{1e6 * float(device.kernel_launch_s):.1f} us", "")
+    for link, leaves in ((cluster.intra_node, False), (cluster.inter_node, True)):
+        if any(each.leaves_node == leaves for each in measured.transfers):
+            table.add_row(f"{link.name}, a step", f"{1e6 * float(link.latency_s):.0f} us", "")
+            table.add_row(f"{link.name}, at best", _bytes(float(link.bytes_per_s)), "")
+    render.show([table])
+
+
+def _flops(rate: float) -> str:
+    return f"{rate / 1e12:.1f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:.1f} GFLOP/s"
+
+
+def _bytes(rate: float) -> str:
+    return f"{rate / 1e12:.2f} TB/s" if rate >= 1e12 else f"{rate / 1e9:.2f} GB/s"

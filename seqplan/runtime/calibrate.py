@@ -1,0 +1,165 @@
+"""Measures this machine for a hardware profile: computation, memory and links, all ranks at work at once.
+
+The same on a CPU with gloo and on GPUs with NCCL, on this machine's own ranks or as one rank of a job that
+torchrun started. The time asked for is shared out over what there is to measure, so a longer one means longer
+windows, not more points.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from seqplan.planner.calibration.samples import Measurements
+from seqplan.planner.errors import SeqplanError
+from seqplan.runtime.calibrate_ranks import Progress, prepare_device, run_on_ranks
+from seqplan.runtime.host_memory import TORCH_BYTES
+
+if TYPE_CHECKING:
+    import torch
+
+DeviceType = Literal["auto", "cpu", "cuda"]
+
+ROUNDS = 7
+"""Windows of each measurement, of which the median counts."""
+
+SHORTEST_WINDOW_S = 0.002
+LONGEST_WINDOW_S = 0.4
+STARTING_S = 60.0
+"""Beyond the time asked for: what ranks may take to start and to make what they measure."""
+
+MOST_RANKS = 256
+"""Ranks of one machine beyond which a number is a slip."""
+
+
+def measure(nproc: int | None, device: DeviceType, seconds: float, progress: Progress) -> Measurements | None:
+    """This machine's measurements; None on all ranks of a torchrun job but the first."""
+    device_type = _device_type(device)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _inside_job(nproc, device_type, seconds, progress)
+    ranks = nproc or _own_ranks(device_type)
+    _check_ranks(ranks, device_type)
+    limit_s = 4.0 * seconds + STARTING_S
+    answer = run_on_ranks(ranks, device_type, _measure_rank, (ranks, seconds), progress, limit_s)
+    assert isinstance(answer, Measurements)
+    return answer
+
+
+def _inside_job(
+    nproc: int | None, device_type: str, seconds: float, progress: Progress
+) -> Measurements | None:
+    """As one rank of a job."""
+    import torch.distributed as dist
+
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if nproc not in (None, local):
+        raise SeqplanError(
+            f"--nproc {nproc}, but the launcher started {local} ranks on this node.", "Leave --nproc out."
+        )
+    device = prepare_device(device_type, int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(
+        "nccl" if device_type == "cuda" else "gloo", timeout=timedelta(seconds=4.0 * seconds + STARTING_S)
+    )
+    first = dist.get_rank() == 0
+    measured = _measure_rank(device, progress if first else None, local, seconds)
+    dist.barrier()
+    dist.destroy_process_group()
+    return measured if first else None
+
+
+def _device_type(device: DeviceType) -> str:
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SeqplanError("--device cuda, but torch sees no GPU here.", "Use --device cpu.")
+    return device
+
+
+def _own_ranks(device_type: str) -> int:
+    import torch
+
+    return torch.cuda.device_count() if device_type == "cuda" else _cores()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_ranks(ranks: int, device_type: str) -> None:
+    import torch
+
+    found = torch.cuda.device_count() if device_type == "cuda" else MOST_RANKS
+    if not 1 <= ranks <= found:
+        what = "GPUs that torch sees" if device_type == "cuda" else "ranks"
+        raise SeqplanError(f"--nproc {ranks} must be from 1 to {found} {what}.")
+
+
+def _measure_rank(
+    device: torch.device, report: Progress | None, ranks_per_node: int, seconds: float
+) -> Measurements:
+    """All measurements on this rank; the same numbers on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    from seqplan.runtime import calibrate_compute as compute
+    from seqplan.runtime.calibrate_layer import Launches, Traffic
+    from seqplan.runtime.calibrate_links import Transfers, link_groups
+    from seqplan.runtime.calibrate_timing import Task, time_all
+
+    kernels = compute.usable_kernels(device)
+    # The width that training between the matmuls has: bf16 where the device is made for it.
+    traffic = Traffic(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    matmuls = [compute.Matmuls(device, dtype) for dtype in kernels]
+    attention = [compute.BlockAttention(device, dtype, usable[0]) for dtype, usable in kernels.items()]
+    copies, launches = compute.Copies(device), Launches(device)
+    transfers = [Transfers(device, link) for link in link_groups(ranks_per_node)]
+    parts: list[Any] = [*matmuls, *attention, copies, traffic, launches, *transfers]
+    tasks: list[Task] = [task for part in parts for task in part.tasks]
+    window_s = min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, seconds / len(tasks) / ROUNDS))
+    time_all(tasks, device, window_s, ROUNDS, report)
+    return Measurements(
+        **_machine(device, ranks_per_node),
+        ranks_per_node=ranks_per_node,
+        nodes=dist.get_world_size() // ranks_per_node,
+        kernels=dict(kernels),
+        matmuls=tuple(sample for part in matmuls for sample in part.samples()),
+        attention=tuple(sample for part in attention for sample in part.samples()),
+        traffic=(*copies.samples(), *traffic.samples()),
+        launch_s=launches.launch_s(),
+        transfers=tuple(sample for part in transfers for sample in part.samples()),
+        repeats=ROUNDS,
+        date=time.strftime("%Y-%m-%d"),
+        software=f"torch {torch.__version__}",
+    )
+
+
+def _machine(device: torch.device, ranks_per_node: int) -> dict[str, Any]:
+    """What the device is, and its memory."""
+    import torch
+
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        rocm = torch.version.hip is not None
+        free, total = torch.cuda.mem_get_info(device)
+        return {
+            "device_kind": "rocm" if rocm else "cuda",
+            "device_name": found.name,
+            "architecture": found.gcnArchName if rocm else f"sm_{found.major}{found.minor}",
+            "memory_bytes": float(total),
+            "context_bytes": float(max(0, total - free - torch.cuda.memory_reserved(device))),
+            "cores_per_node": None,
+        }
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "device_kind": "cpu",
+        "device_name": "measured-cpu",
+        "architecture": platform.machine().replace("_", "-"),
+        "memory_bytes": float(total / ranks_per_node),
+        "context_bytes": float(TORCH_BYTES),
+        "cores_per_node": _cores(),
+    }

@@ -1,0 +1,97 @@
+"""Measures what moves between ranks: collectives over the world and over pairs, and a hop around a ring.
+
+Ranks of a node are measured with each other, in the whole node and in pairs, all pairs at once; on several
+nodes also rank i of every node with its counterparts, all at once, which is how a training step uses the
+network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from seqplan.planner.calibration.samples import Transfer, TransferSample
+from seqplan.runtime.calibrate_timing import Task
+from seqplan.runtime.ring import Ring
+from seqplan.runtime.tensor_parallel import _all_gather_single, _reduce_scatter_single
+
+SIZES = {
+    "cpu": (16 << 10, 256 << 10, 1 << 20, 4 << 20),
+    "cuda": (64 << 10, 1 << 20, 16 << 20, 128 << 20),
+}
+KINDS: tuple[Transfer, ...] = ("all_reduce", "all_gather", "reduce_scatter", "neighbour")
+
+
+@dataclass(frozen=True)
+class LinkGroup:
+    """A process group that this rank measures."""
+
+    group: dist.ProcessGroup
+    leaves_node: bool
+
+
+def link_groups(ranks_per_node: int) -> list[LinkGroup]:
+    """Groups of this rank; every rank makes all groups, in one order."""
+    world, mine = dist.get_world_size(), dist.get_rank()
+    nodes = world // ranks_per_node
+    wanted: list[tuple[list[list[int]], bool]] = []
+    on_node = [list(range(n * ranks_per_node, (n + 1) * ranks_per_node)) for n in range(nodes)]
+    if ranks_per_node > 1:
+        wanted.append((on_node, False))
+    if ranks_per_node > 2 and ranks_per_node % 2 == 0:
+        wanted.append(([ranks[i : i + 2] for ranks in on_node for i in range(0, ranks_per_node, 2)], False))
+    if nodes > 1:
+        wanted.append(([list(range(i, world, ranks_per_node)) for i in range(ranks_per_node)], True))
+    groups = []
+    for sets, leaves_node in wanted:
+        for ranks in sets:
+            group = dist.new_group(ranks)
+            if mine in ranks:
+                assert isinstance(group, dist.ProcessGroup)
+                groups.append(LinkGroup(group, leaves_node))
+    return groups
+
+
+class Transfers:
+    """Every kind of transfer over one group, over sizes of the whole tensor."""
+
+    def __init__(self, device: torch.device, link: LinkGroup) -> None:
+        self.link, self.ranks = link, link.group.size()
+        where = "between nodes" if link.leaves_node else "in a node"
+        self.sizes: list[tuple[Transfer, int]] = []
+        self.tasks = []
+        for size_bytes in SIZES[device.type]:
+            elements = max(1, size_bytes // 4 // self.ranks) * self.ranks
+            whole = torch.zeros(elements, device=device)
+            for kind in KINDS:
+                self.sizes.append((kind, 4 * elements))
+                what = f"{kind} {size_bytes >> 10} KiB, {self.ranks} ranks {where}"
+                self.tasks.append(Task(what, _call(kind, link.group, whole, self.ranks), together=True))
+
+    def samples(self) -> list[TransferSample]:
+        return [
+            TransferSample(
+                kind=kind,
+                ranks=self.ranks,
+                whole_bytes=float(size_bytes),
+                leaves_node=self.link.leaves_node,
+                seconds=task.seconds,
+            )
+            for (kind, size_bytes), task in zip(self.sizes, self.tasks, strict=True)
+        ]
+
+
+def _call(kind: Transfer, group: dist.ProcessGroup, whole: Tensor, size: int) -> Callable[[], object]:
+    part = whole.new_zeros(whole.numel() // size)
+    if kind == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    if kind == "all_gather":
+        return lambda: _all_gather_single(whole, part, group=group)
+    if kind == "reduce_scatter":
+        return lambda: _reduce_scatter_single(part, whole, group=group)
+    ring, arriving = Ring(group), torch.empty_like(whole)
+    return lambda: ring.post({"block": (whole, arriving)}).wait()

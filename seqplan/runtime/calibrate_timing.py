@@ -1,0 +1,107 @@
+"""How calibrate times anything: all ranks at once, in windows, in rounds over everything; the median.
+
+A window holds many calls, because four processes on two cores run by turns of some milliseconds: one short
+call sees a whole core, a mean over many sees the half that a training step will have. A window ends by the
+clock, so all ranks work until about the same moment. Rounds, because a machine that others use too is slow
+for seconds at a time: what is measured in turns is slowed alike, and curves keep their shape.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+MOST_CALLS = 2000
+"""Calls of one window of a collective, which all ranks must make equally often."""
+
+CALLS_BETWEEN_WAITS = 16
+"""A GPU is waited for now and then only, so that its queue stays full."""
+
+
+@dataclass
+class Task:
+    """Something to time. Every rank of the world has the same tasks in the same order."""
+
+    what: str
+    call: Callable[[], object]
+    together: bool = False
+    """A collective: every rank must call it equally often."""
+    means_s: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(self.means_s)
+
+
+def time_all(
+    tasks: Sequence[Task],
+    device: torch.device,
+    window_s: float,
+    rounds: int,
+    report: Callable[[str, float], None] | None,
+) -> None:
+    """Fill `means_s` of every task; the same numbers on every rank."""
+    calls = [_first_call(task, device, window_s) for task in tasks]
+    for turn in range(rounds):
+        for number, (task, count) in enumerate(zip(tasks, calls, strict=True)):
+            if report is not None:
+                report(task.what, (turn * len(tasks) + number) / (rounds * len(tasks)))
+            _wait_for_all(device)
+            mean = _mean_of(task.call, count, device) if task.together else _window(task, device, window_s)
+            task.means_s.append(_median_of_ranks(mean, device))
+
+
+def _first_call(task: Task, device: torch.device, window_s: float) -> int:
+    """Warms the task up; how many calls of it fill a window."""
+    task.call()
+    if not task.together:
+        return 1
+    _wait_for_all(device)
+    once = torch.tensor([_mean_of(task.call, 1, device)], dtype=torch.float64, device=device)
+    dist.all_reduce(once, op=dist.ReduceOp.MAX)
+    return max(1, min(MOST_CALLS, round(window_s / float(once))))
+
+
+def _mean_of(call: Callable[[], object], count: int, device: torch.device) -> float:
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    _finish(device)
+    return (time.perf_counter() - started) / count
+
+
+def _window(task: Task, device: torch.device, window_s: float) -> float:
+    started, calls = time.perf_counter(), 0
+    while True:
+        task.call()
+        calls += 1
+        if device.type == "cuda" and calls % CALLS_BETWEEN_WAITS:
+            continue
+        _finish(device)
+        elapsed = time.perf_counter() - started
+        if elapsed >= window_s:
+            return elapsed / calls
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _wait_for_all(device: torch.device) -> None:
+    _finish(device)
+    dist.barrier()
+    _finish(device)
+
+
+def _median_of_ranks(value: float, device: torch.device) -> float:
+    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    told = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(told, mine)
+    return statistics.median(float(each) for each in told)
