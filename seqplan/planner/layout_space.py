@@ -16,6 +16,7 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER, default_stage_layers, spread_layers
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.integers import divisors, listed
+from seqplan.planner.virtual_stages import chunk_counts
 
 FEW_DIVISORS = 10
 """Up to so many divisors of a replica's batch are all tried as micro-batch sizes; of more, the powers of two
@@ -144,8 +145,7 @@ def schedules(
         if pins.num_virtual_stages is not None:
             yield name, pins.num_virtual_stages
         elif name == "interleaved":
-            common = int(np.gcd.reduce(layers))
-            yield from ((name, chunks) for chunks in divisors(common)[1:] or (2,))
+            yield from ((name, chunks) for chunks in chunk_counts(layers) or (2,))
         else:
             yield name, 1
 
@@ -153,8 +153,8 @@ def schedules(
 def attention_options(question: Question, sp: int, pins: Pins, has: Choices) -> list[tuple[str, int]]:
     """(attention, ulysses_degree): with sp = 1 plain, or rsa where probabilities are dropped.
 
-    All of sp splitting the heads is attention=ulysses, and no ring of one rank. Degrees that divide no model's
-    heads are left out. What is pinned to a pair that cannot be is there all the same: the rules say why.
+    All of sp splitting the heads is attention=ulysses, and no ring of one rank. Degrees that divide no
+    model's heads are left out. What is pinned to a pair that cannot be is there all the same: the rules say why.
     """
     dropped = question.train.attention_dropout > 0 and "rsa" in has.attention
     found = [(name, 1) for name in has.attention if name not in ("none", "ulysses")]

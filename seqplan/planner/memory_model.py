@@ -25,13 +25,15 @@ from seqplan.planner.memory.stage_inventory import Inventory
 from seqplan.planner.memory.stage_moments import Case, stage_cases
 from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS, MemoryEstimate, StageMemory
+from seqplan.planner.virtual_stages import chunk_layers, layers_in_flight
 
 
 def micro_batches_in_flight(table: LayoutTable, stage: int) -> Floats:
     """Micro-batches whose activations stage holds at once, in units of all its layers.
 
     1F1B: min(p - i, m) (Narayanan et al. 2104.04473); interleaved: chunks warmed up as in Megatron-LM, of
-    1/v of the layers each; gpipe: m; zbv: p (Qi et al. 2401.10241, the memory of 1F1B's first stage).
+    1/v of the layers each, or as virtual_stages.py counts them where chunks differ; gpipe: m; zbv: p (Qi et
+    al. 2401.10241, the memory of 1F1B's first stage).
     """
     microbatches = table.num_microbatches.astype(np.float64)
     if table.schedule == "gpipe":
@@ -39,10 +41,19 @@ def micro_batches_in_flight(table: LayoutTable, stage: int) -> Floats:
     if table.schedule == "zbv":
         return np.minimum(table.pp, microbatches)
     if table.schedule == "interleaved":
-        chunks = table.num_virtual_stages
-        warm_up = 2 * (table.pp - 1 - stage) + (chunks - 1) * table.pp + 1
-        return np.minimum(warm_up, microbatches * chunks) / chunks
+        return _interleaved_in_flight(table, stage)
     return np.minimum(table.pp - stage, microbatches)
+
+
+def _interleaved_in_flight(table: LayoutTable, stage: int) -> Floats:
+    chunks, layers = table.num_virtual_stages, table.stage_layers[stage]
+    if layers % chunks == 0 or layers == 0:
+        warm_up = 2 * (table.pp - 1 - stage) + (chunks - 1) * table.pp + 1
+        return np.minimum(warm_up, table.num_microbatches * chunks) / chunks
+    counts, places = np.unique(table.num_microbatches, return_inverse=True)
+    sizes = chunk_layers(layers, chunks, first=stage == 0)
+    held = [layers_in_flight(sizes, stage, table.pp, int(count)) / layers for count in counts]
+    return np.array(held)[places].reshape(table.num_microbatches.shape)
 
 
 def stages_that_can_be_worst(table: LayoutTable) -> list[int]:

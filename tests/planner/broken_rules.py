@@ -135,9 +135,9 @@ BROKEN: list[Broken] = [
     Broken(
         "chunks",
         question(implementation=FREE_TRAINER),
-        {"pp": 8, "schedule": "interleaved", "num_virtual_stages": 3},
+        {"pp": 8, "schedule": "interleaved", "num_virtual_stages": 5},
         "schedule",
-        ["num_virtual_stages=3", "every stage (4)", "use 2 or 4"],
+        ["num_virtual_stages=5", "every stage (4)", "use 2 or 4"],
     ),
     Broken(
         "chunks of 1f1b",

@@ -101,11 +101,14 @@ class StageBundles:
     """Of these, what does not go before the end of its backward."""
     head: Bundle
     working: dict[str, Bundle]
+    head_waits: bool = True
+    """Whether a waiting micro-batch has been through the head."""
 
     @cached_property
     def kept(self) -> Bundle:
         """A waiting micro-batch: layers and ends."""
-        return self.layers.plus(self.inputs).plus(self.head)
+        kept = self.layers.plus(self.inputs)
+        return kept.plus(self.head) if self.head_waits else kept
 
 
 class Inventory:
@@ -152,6 +155,8 @@ class Inventory:
             inputs=micro_batch.plus(self._embedding) if own["first"] else micro_batch,
             head=self._head if has_head else EMPTY,
             working=self._working(values),
+            # Interleaved: the head's backward follows its forward, while the other chunks wait.
+            head_waits=self.table.schedule != "interleaved",
         )
 
     def _gradients_of(self, parameters: Any, values: dict[str, Any]) -> Bundle:

@@ -7,6 +7,7 @@ from seqplan.planner.layout import AXES, Layout, spread_layers
 from seqplan.planner.question import Question
 from seqplan.planner.reading.integers import divisors, listed
 from seqplan.planner.rules.rule import Rule
+from seqplan.planner.virtual_stages import chunk_counts, every_chunk_works
 
 
 def _pp_broken(question: Question, table: LayoutTable) -> bool:
@@ -46,7 +47,7 @@ def _schedule_broken(question: Question, table: LayoutTable) -> bool:
     if (table.schedule == "none") != (table.pp == 1):
         return True
     if table.schedule == "interleaved":
-        return virtual < 2 or any(layers % virtual for layers in table.stage_layers)
+        return virtual < 2 or not every_chunk_works(table.stage_layers, virtual)
     return virtual != 1
 
 
@@ -65,14 +66,11 @@ def _schedule(question: Question, layout: Layout) -> str:
             if len(set(layout.stage_layers)) > 1
             else str(layout.stage_layers[0])
         )
-        good = [
-            v
-            for v in divisors(layout.stage_layers[0])
-            if v > 1 and not any(n % v for n in layout.stage_layers)
-        ]
+        good = chunk_counts(layout.stage_layers)
         return (
-            f"num_virtual_stages={virtual} with schedule=interleaved must be at least 2 and divide the "
-            f"layers of every stage ({each}); use {listed(good) or 'another pp'}."
+            f"num_virtual_stages={virtual} with schedule=interleaved must be at least 2 and leave a layer "
+            f"for every chunk of every stage ({each}), but for the first stage's first chunk (it has the "
+            f"embedding) and the last stage's last one (it has the head); use {listed(good) or 'another pp'}."
         )
     wrong = f"num_virtual_stages={virtual} needs schedule=interleaved, not {layout.schedule}"
     return f"{wrong}; set num_virtual_stages=1."
@@ -130,6 +128,28 @@ def _microbatches(question: Question, layout: Layout) -> str:
     )
 
 
+def _groups_broken(question: Question, table: LayoutTable) -> Bools | bool:
+    if table.schedule != "interleaved" or not question.implementation.capabilities.interleaves_whole_groups:
+        return False
+    wrong: Bools = table.num_microbatches % table.pp != 0
+    return wrong
+
+
+def _groups(question: Question, layout: Layout) -> str:
+    batch, dp, micro, pp = question.train.global_batch_size, layout.dp, layout.micro_batch_size, layout.pp
+    count = batch // (dp * micro)
+    ways = ["schedule=1f1b"]
+    fitting = [p for p in divisors(question.gpus) if 1 < p < pp and count % p == 0]
+    ways += [f"pp={fitting[-1]}"] if fitting else []
+    around = [value for value in (count // pp * pp, (count // pp + 1) * pp) if value]
+    ways += [f"global_batch_size={value * dp * micro}" for value in around]
+    return (
+        f"num_microbatches={count} (global_batch_size={batch} / (dp={dp} x micro_batch_size={micro})) is no "
+        f"multiple of pp={pp}, which {question.implementation.name}'s interleaved schedule needs: micro-batches "
+        f"pass the chunks in groups of pp; set {listed(ways)}."
+    )
+
+
 def _recompute_layers_broken(question: Question, table: LayoutTable) -> Bools:
     wrong: Bools = table.recompute_layers > max(table.stage_layers, default=0)
     return wrong
@@ -158,6 +178,7 @@ RULES: tuple[Rule, ...] = (
     Rule("schedule", "layout", _schedule_broken, _schedule),
     Rule("batch", "layout", _batch_broken, _batch),
     Rule("microbatches", "layout", _microbatches_broken, _microbatches),
+    Rule("interleaved_groups", "trainer", _groups_broken, _groups),
     Rule("recompute_layers", "layout", _recompute_layers_broken, _recompute_layers),
     Rule("mesh_order", "layout", _mesh_order_broken, _mesh_order),
 )

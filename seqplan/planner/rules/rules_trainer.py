@@ -12,6 +12,7 @@ from seqplan.planner.question import Question
 from seqplan.planner.reading.integers import divisors, listed
 from seqplan.planner.rules.model_features import missing_features
 from seqplan.planner.rules.rule import Rule
+from seqplan.planner.virtual_stages import uneven_chunks
 
 
 def _attention_broken(question: Question, table: LayoutTable) -> Bools:
@@ -95,13 +96,23 @@ def _hybrid(question: Question, layout: Layout) -> str:
 
 
 def _uneven_broken(question: Question, table: LayoutTable) -> bool:
-    return not question.implementation.capabilities.uneven_stages and len(set(table.stage_layers)) > 1
+    if question.implementation.capabilities.uneven_stages:
+        return False
+    chunks = table.num_virtual_stages if table.schedule == "interleaved" else 1
+    return uneven_chunks(table.stage_layers, chunks)
 
 
 def _uneven(question: Question, layout: Layout) -> str:
     even = [pp for pp in divisors(question.model.num_layers) if question.gpus % pp == 0]
     shown = "+".join(map(str, layout.stage_layers))
     name = question.implementation.name
+    if len(set(layout.stage_layers)) == 1:
+        layers, chunks = layout.stage_layers[0], layout.num_virtual_stages
+        good = listed(divisors(layers)[1:]) or "schedule=1f1b"
+        return (
+            f"num_virtual_stages={chunks} does not divide the {layers} layers of a stage, and {name} needs "
+            f"chunks of equal length; use {good}."
+        )
     return f"stage_layers={shown}: {name} needs stages of equal length; use pp {listed(even)}."
 
 

@@ -51,6 +51,9 @@ class DataParallelClock:
         gather = network.all_gather_s(parameters * self.weight_bytes, self.inner, buckets)
         behind_backward = backward_s if costs.reduction_overlaps else 0.0
         behind_forward = forward_s if costs.gather_overlaps else 0.0
+        # A micro-batch's sums may run on behind the forward that follows; the step's last ones have none.
+        follows = costs.reduction_overlaps and costs.reduction_behind == "micro_batch"
+        behind_micro_batch = behind_backward + (forward_s if follows else 0.0)
 
         def exposed(communication: Any, window: Any) -> Any:
             return np.maximum(communication - window, 0.0)
@@ -61,7 +64,7 @@ class DataParallelClock:
         each = np.select(
             [stage == 2, stage == 3],
             [
-                exposed(scatter, behind_backward),
+                exposed(scatter, behind_micro_batch),
                 exposed(gather, forward_s) + exposed(gather + scatter, backward_s),
             ],
             0.0,

@@ -40,6 +40,11 @@ class TrainerTime(Spec):
         default=False,
         description="interleaved: sends between stages run behind the other chunks' computation",
     )
+    steps_overlap: bool = Field(
+        default=False,
+        description="zero-bubble schedules: a stage begins its next step before the others have ended this "
+        "one, as the gradients' norm is checked afterwards (2401.10241, 4)",
+    )
     unsharded_transfers_s: Quantity = Field(
         default=NOTHING,
         description="ZeRO 0 with dp > 1: fixed time of each micro-batch where stages send over the network",
@@ -60,6 +65,11 @@ class TrainerTime(Spec):
     )
     reduction_overlaps: bool = Field(
         default=True, description="the gradients' reduction runs behind the backward"
+    )
+    reduction_behind: Literal["backward", "micro_batch"] = Field(
+        default="backward",
+        description="ZeRO 2: what hides the reduction of a micro-batch's gradients: its own backward, or all "
+        "that the stage computes until the next backward, as nothing needs the sums before the step's end",
     )
     gather_overlaps: bool = Field(
         default=True, description="ZeRO 1 and 2: the weights' gather runs behind the first forward"
