@@ -154,7 +154,8 @@ def attention_options(question: Question, sp: int, pins: Pins, has: Choices) -> 
     """(attention, ulysses_degree): with sp = 1 plain, or rsa where probabilities are dropped.
 
     All of sp splitting the heads is attention=ulysses, and no ring of one rank. Degrees that divide no
-    model's heads are left out. What is pinned to a pair that cannot be is there all the same: the rules say why.
+    model's heads are left out. What is pinned to a pair that cannot be is there all the same: the rules say
+    why.
     """
     dropped = question.train.attention_dropout > 0 and "rsa" in has.attention
     found = [(name, 1) for name in has.attention if name not in ("none", "ulysses")]

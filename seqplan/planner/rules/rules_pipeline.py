@@ -145,8 +145,8 @@ def _groups(question: Question, layout: Layout) -> str:
     ways += [f"global_batch_size={value * dp * micro}" for value in around]
     return (
         f"num_microbatches={count} (global_batch_size={batch} / (dp={dp} x micro_batch_size={micro})) is no "
-        f"multiple of pp={pp}, which {question.implementation.name}'s interleaved schedule needs: micro-batches "
-        f"pass the chunks in groups of pp; set {listed(ways)}."
+        f"multiple of pp={pp}, which {question.implementation.name}'s interleaved schedule needs: "
+        f"micro-batches pass the chunks in groups of pp; set {listed(ways)}."
     )
 
 
