@@ -88,7 +88,7 @@ def _row(columns: dict[str, Floats], row: int) -> dict[str, float]:
 
 def time_estimates(question: Question, table: LayoutTable, asked: Sequence[Question]) -> list[TimeEstimate]:
     """One step of every row."""
-    times = time_table(question, table)
+    times = time_table(question, table, played=True)
     step_time_s, bubble = times.step_time_s, times.bubble_fraction
     estimates = []
     for row, own in enumerate(asked):

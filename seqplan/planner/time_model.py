@@ -25,8 +25,9 @@ from seqplan.planner.question import Question
 from seqplan.planner.results import TIME_KINDS, TimeEstimate
 from seqplan.planner.timing.data_parallel_time import DataParallelClock
 from seqplan.planner.timing.flops import model_flops_per_step
-from seqplan.planner.timing.layer_time import EndTime, LayerClock, LayerTime, PassTime
+from seqplan.planner.timing.layer_time import LayerClock
 from seqplan.planner.timing.pipeline_time import pipeline_s
+from seqplan.planner.timing.stage_time import StageTime, played_s, stage_time
 
 OPTIMIZER_BYTES = 28
 """Adam reads weight, gradient and two moments and writes all but the gradient, float32 (4 bytes each)."""
@@ -62,80 +63,8 @@ class TimeTable:
         return np.asarray(self.model_flops / (self.gpus * self.peak_flops_per_s * self.step_time_s))
 
 
-@dataclass(frozen=True, eq=False)
-class _StageTime:
-    """Seconds of one micro-batch on one stage, by kind; dp's share of a step apart."""
-
-    by_kind: dict[str, Any]
-    forward: Any
-    """Seconds of the forward, its share of what each micro-batch sends and reduces included."""
-    hidden_hop: Any
-    """Seconds of a transfer to the next stage where computation hides it."""
-    dp_once: Floats
-
-    @cached_property
-    def total(self) -> Any:
-        return sum(self.by_kind.values())
-
-    @cached_property
-    def passes(self) -> tuple[Any, Any]:
-        """Forward and backward."""
-        return self.forward, self.total - self.forward
-
-
-def _stage_time(
-    clock: LayerClock,
-    reduction: DataParallelClock,
-    layer: LayerTime,
-    ends: list[EndTime],
-    boundaries: int,
-    layers: int,
-    parameters: Floats,
-) -> _StageTime:
-    table = clock.table
-    recomputed = np.minimum(table.recompute_layers, layers)
-    full = np.where(table.is_recompute("full"), recomputed, 0)
-    selective = np.where(table.is_recompute("selective"), recomputed, 0)
-    again = [(full, layer.forward), (selective, layer.selective_forward)]
-    forwards: list[tuple[Any, PassTime]] = [(layers, layer.forward), *((1, end.forward) for end in ends)]
-    backwards: list[tuple[Any, PassTime]] = [(layers, layer.backward), *((1, end.backward) for end in ends)]
-    everything = [*forwards, *backwards, *again]
-    # Only computation hides a reduction: what tp and sp wait for uses the same links.
-    forward_s = sum(times * part.compute for times, part in forwards)
-    backward_s = sum(times * part.compute for times, part in [*backwards, *again])
-    data_parallel = reduction.exposed(parameters, layers, forward_s, backward_s)
-    values = clock.values
-    sent = values["e"] * values["Tr"] * values["h"]
-    # A chunked schedule sends every micro-batch over each boundary once a chunk.
-    if clock.costs.transfers_split_over_tp:
-        part = values["e"] * values["T"] * values["h"]
-        gathered = np.where(
-            values["tp_sequence_parallel"], 0.0, clock.network.all_gather_s(part, clock.tp_group)
-        )
-        hop = clock.network.neighbour_s(part / values["tp"], clock.stage_group) + gathered
-    else:
-        hop = clock.network.neighbour_s(sent, clock.stage_group)
-    hop = (hop + float(clock.costs.stage_transfer_s)) * table.num_virtual_stages
-    hides = clock.costs.transfers_overlap and table.schedule == "interleaved"
-    hidden_hop = hop / table.num_virtual_stages if hides else 0.0
-    unsharded = (table.zero_stage == 0) & (table.dp * table.sp > 1) & clock.transfers_leave_node
-    waits = unsharded * float(clock.costs.unsharded_transfers_s)
-    by_kind = {
-        "compute": sum(times * part.compute for times, part in [*forwards, *backwards])
-        + float(clock.costs.micro_batch_s),
-        "recompute": sum(times * part.compute for times, part in again),
-        "tp": sum(times * part.tp for times, part in everything),
-        "sp": sum(times * part.sp for times, part in everything),
-        "pp": 0.0 if hides else boundaries * hop,
-        "dp": data_parallel.each_micro_batch + waits,
-    }
-    forward = sum(times * (part.compute + part.tp + part.sp) for times, part in forwards)
-    forward = forward + 0.5 * (by_kind["pp"] + float(clock.costs.micro_batch_s))
-    return _StageTime(by_kind, forward, hidden_hop, data_parallel.once)
-
-
-def time_table(question: Question, table: LayoutTable) -> TimeTable:
-    """Step time of every row."""
+def time_table(question: Question, table: LayoutTable, played: bool = False) -> TimeTable:
+    """Step time of every row; `played`: the pipeline of a flat table by event simulation, no closed form."""
     network = Network.of(question)
     clock = LayerClock(question, table, network)
     parameters = rank_parameters(question, table)
@@ -148,11 +77,11 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
         for stage, layers in enumerate(table.stage_layers)
     ]
     shapes = Counter(places)
-    stages: list[_StageTime] = []
+    stages: list[StageTime] = []
     for layers, first, is_last, boundaries in shapes:
-        ends = [embedding] * first + [head] * is_last
+        ends = (embedding if first else None, head if is_last else None)
         held = _stage_parameters(parameters, layers, first, is_last)
-        stages.append(_stage_time(clock, reduction, layer, ends, boundaries, layers, held))
+        stages.append(stage_time(clock, reduction, layer, ends, boundaries, layers, held))
     counts = np.array(list(shapes.values()), dtype=np.float64)
     totals = np.stack(np.broadcast_arrays(*(stage.total for stage in stages), np.zeros(len(table)))[:-1])
     slowest = np.argmax(totals, axis=0)
@@ -170,10 +99,16 @@ def time_table(question: Question, table: LayoutTable) -> TimeTable:
     }
     all_stages = np.tensordot(counts, totals, 1)
     longest = np.max(totals, axis=0)
-    passes = dict(zip(shapes, (stage.passes for stage in stages), strict=True))
-    in_order = [passes[place] for place in places]
-    hidden_s = stages[0].hidden_hop
-    whole = pipeline_s(table.schedule, table.num_virtual_stages, microbatches, in_order, hidden_s)
+    of_shape = dict(zip(shapes, stages, strict=True))
+    in_order = [of_shape[place] for place in places]
+    overlap = question.implementation.time.steps_overlap
+    if played and table.pp > 1:
+        whole = played_s(table, in_order, overlap)
+    else:
+        chunks, passes = table.num_virtual_stages, [stage.passes for stage in in_order]
+        whole = pipeline_s(
+            table.schedule, chunks, microbatches, passes, stages[0].hidden_hop, steps_overlap=overlap
+        )
     by_kind["bubble"] = np.maximum(whole - microbatches * longest, 0.0)
     by_kind["dp"] = by_kind["dp"] + reduce(np.maximum, [stage.dp_once for stage in stages])
     by_kind["pp"] = by_kind["pp"] + _tied_reduction_s(question, table, network)
@@ -253,7 +188,7 @@ def estimate_notes(layout: Layout) -> tuple[str, ...]:
 
 def time_estimate(question: Question, layout: Layout) -> TimeEstimate:
     """Step time of one layout."""
-    times = time_table(question, from_layout(layout, question.train))
+    times = time_table(question, from_layout(layout, question.train), played=True)
     by_kind = {kind: float(times.by_kind[kind][0]) for kind in TIME_KINDS}
     return TimeEstimate(
         step_time_s=sum(by_kind.values()),

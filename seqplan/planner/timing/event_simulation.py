@@ -1,204 +1,166 @@
-"""Plays a pipeline schedule with durations: when every stage computes, sends and waits.
+"""Plays a pipeline schedule with durations, for many layouts at once: when each stage computes and waits.
 
-1F1B's action lists (schedule.py) are played as the runtime executes them: an exchange is posted when the
-stage arrives and ends when all its transfers have, a transfer takes `hop_s` from the moment that both sides
-have posted it. gpipe and interleaved have no action list yet; their order of computations is played, a result
-arriving `hop_s` after it is made. time_model.py's closed forms are held against this; the timeline exports
-as Chrome trace JSON.
+The programs of pipeline_program.py are played round by round: every stage whose next operation has all that
+it waits for does it. pipeline_time.py's closed forms are held against this, and the leaders of a search are
+timed by it. A step of many micro-batches repeats itself: it is played up to FULLY_PLAYED rounds of the
+pipeline, and the rest added at the pace of its last round.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any
 
-from seqplan.planner.schedule import Compute, Exchange, Transfer, one_f_one_b
+import numpy as np
 
-Kind = Literal["forward", "backward", "transfer"]
+from seqplan.planner.activations import Floats
+from seqplan.planner.schedule_orders import chunks_per_stage
+from seqplan.planner.timing.pipeline_program import EXCHANGE, KINDS, Ints, Program, program
 
-
-@dataclass(frozen=True)
-class Event:
-    """What one stage does from `start_s` to `end_s`."""
-
-    stage: int
-    kind: Kind
-    micro_batch: int
-    chunk: int
-    start_s: float
-    end_s: float
+FULLY_PLAYED = 3
+"""Rounds of as many micro-batches as stages: one fills the pipeline, one drains it, one is steady."""
 
 
 @dataclass(frozen=True)
 class StageDurations:
-    """Seconds of one micro-batch on one stage, all its chunks together."""
+    """Seconds of one micro-batch on one stage, each a number or a column of layouts; all chunks together.
 
-    forward_s: float
-    backward_s: float
+    `weight_s` is the part of `backward_s` that makes weight gradients. `first_s` and `last_s` are (forward,
+    backward) of what only the stage's first or last chunk has: the embedding, the head.
+    """
 
+    forward_s: Any
+    backward_s: Any
+    weight_s: Any = 0.0
+    first_s: tuple[Any, Any] = (0.0, 0.0)
+    last_s: tuple[Any, Any] = (0.0, 0.0)
 
-def simulate(
-    schedule: str, stages: Sequence[StageDurations], microbatches: int, hop_s: float = 0.0, chunks: int = 1
-) -> list[Event]:
-    """The timeline of one step, forwards and backwards of all micro-batches."""
-    if schedule in ("none", "1f1b"):
-        return _play_exchanges(stages, microbatches, hop_s)
-    assert schedule in ("gpipe", "interleaved"), schedule
-    orders = [_order(schedule, stage, len(stages), microbatches, chunks) for stage in range(len(stages))]
-    return _play_orders(orders, stages, hop_s, chunks)
-
-
-def makespan_s(events: Sequence[Event]) -> float:
-    """Seconds from the first computation to the end of the last."""
-    return max(event.end_s for event in events)
-
-
-def chrome_trace(events: Sequence[Event]) -> str:
-    """The timeline as JSON that chrome://tracing and Perfetto open: a row for each stage, microseconds."""
-    rows = [
-        {
-            "name": f"{event.kind} {event.micro_batch}" + (f" chunk {event.chunk}" if event.chunk else ""),
-            "cat": event.kind,
-            "ph": "X",
-            "pid": 0,
-            "tid": event.stage,
-            "ts": event.start_s * 1e6,
-            "dur": (event.end_s - event.start_s) * 1e6,
+    def of_chunk(self, chunk: int, chunks: int) -> dict[str, Any]:
+        """Seconds by kind of computation; embedding and head on their own chunks, the rest in equal parts."""
+        found = []
+        for whole, first, last in zip(
+            (self.forward_s, self.backward_s), self.first_s, self.last_s, strict=True
+        ):
+            share = (whole - first - last) / chunks
+            share = share + first if chunk == 0 else share
+            found.append(share + last if chunk == chunks - 1 else share)
+        forward, backward = found
+        weight = backward * (self.weight_s / np.maximum(self.backward_s, 1e-300))
+        return {
+            "forward": forward,
+            "backward": backward,
+            "input_gradient": backward - weight,
+            "weight_gradient": weight,
         }
-        for event in events
-    ]
-    names = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": stage, "args": {"name": f"stage {stage}"}}
-        for stage in sorted({event.stage for event in events})
-    ]
-    return json.dumps({"traceEvents": names + rows, "displayTimeUnit": "ms"})
 
 
-def _play_exchanges(stages: Sequence[StageDurations], microbatches: int, hop_s: float) -> list[Event]:
-    """Every stage's action list, each as far as its partners allow, until all are done."""
+@dataclass(frozen=True, eq=False)
+class Played:
+    """When every operation of a program began and ended, [stage, place, layout]."""
+
+    program: Program
+    start_s: Floats
+    end_s: Floats
+
+    def step_s(self, steps_overlap: bool = False) -> Floats:
+        """From the first operation of all to the last; or of the stage that takes longest, where the next
+        step need not wait for the others.
+        """
+        if steps_overlap:
+            return np.asarray((self.end_s.max(axis=1) - self.start_s.min(axis=1)).max(axis=0))
+        return np.asarray(self.end_s.max(axis=(0, 1)))
+
+
+def play(
+    schedule: str,
+    stages: Sequence[StageDurations],
+    microbatches: int,
+    hop_s: Any = 0.0,
+    num_virtual_stages: int = 1,
+) -> Played:
+    """Every operation of one step."""
+    ops = program(schedule, len(stages), microbatches, num_virtual_stages)
+    count, places = ops.kind.shape
+    taken = _durations(ops, stages, hop_s, chunks_per_stage(schedule, num_virtual_stages))
+    is_exchange = (ops.kind.ravel() == EXCHANGE)[:, None]
+    # An exchange takes the transfer itself; elsewhere a result arrives a transfer after it was made.
+    lag = 0.0 if is_exchange.any() else np.asarray(hop_s, dtype=np.float64)
+    start = np.zeros(taken.shape)
+    end = np.zeros((ops.nothing + 1, taken.shape[1]))
+    for now, first, second in _rounds(ops):
+        free = np.where((now % places == 0)[:, None], 0.0, end[now - 1])
+        arrived = np.where((first < ops.nothing)[:, None], np.maximum(end[first], end[second]) + lag, 0.0)
+        arrived = np.maximum(arrived, end[second])
+        ready = np.maximum(free, arrived)
+        # An exchange begins when its stage is there, not when its partners are.
+        start[now] = np.where(is_exchange[now], free, ready)
+        end[now] = ready + taken[now]
+    shape = (count, places, taken.shape[1])
+    return Played(ops, start.reshape(shape), end[:-1].reshape(shape))
+
+
+def _durations(ops: Program, stages: Sequence[StageDurations], hop_s: Any, chunks: int) -> Floats:
+    """Seconds of every operation, [flat place, layout]."""
+    per_chunk = [[each.of_chunk(chunk, chunks) for chunk in range(chunks)] for each in stages]
+    columns = [value for own in per_chunk for each in own for value in each.values()]
+    rows = np.broadcast_shapes((1,), np.shape(hop_s), *map(np.shape, columns))[0]
+    seconds = np.empty((len(stages), chunks, EXCHANGE + 1, rows))
+    seconds[:, :, EXCHANGE] = hop_s
+    for stage, own in enumerate(per_chunk):
+        for chunk, by_kind in enumerate(own):
+            for code, kind in enumerate(KINDS):
+                seconds[stage, chunk, code] = by_kind[kind]
+    taken = seconds[np.arange(len(stages))[:, None], ops.chunk, ops.kind]
+    taken[(ops.kind == EXCHANGE) & (ops.transfers == 0)] = 0.0
+    return np.asarray(taken.reshape(-1, rows))
+
+
+Round = tuple[Ints, Ints, Ints]
+"""Operations, and the two that each waits for."""
+
+
+@cache
+def _rounds(ops: Program) -> list[Round]:
+    """The operations that can be done together, round after round."""
+    count, places = ops.kind.shape
+    done = np.zeros(ops.nothing + 1, dtype=np.bool_)
+    done[-1] = True
+    first, second = ops.waits_for.reshape(2, -1)
+    at = np.arange(count) * places
+    last = at + places
+    found = []
+    while (left := at < last).any():
+        now = at[left]
+        now = now[done[first[now]] & done[second[now]]]
+        assert len(now), "the schedule dead-locks"
+        found.append((now, first[now], second[now]))
+        done[now] = True
+        at[now // places] += 1
+    return found
+
+
+def makespan_s(
+    schedule: str,
+    stages: Sequence[StageDurations],
+    microbatches: int,
+    hop_s: Any = 0.0,
+    num_virtual_stages: int = 1,
+    steps_overlap: bool = False,
+) -> Floats:
+    """Seconds of one step's pipeline, layout by layout; `steps_overlap` as in pipeline_time.pipeline_s."""
     count = len(stages)
-    lists = [one_f_one_b(stage, count, microbatches) for stage in range(count)]
-    at, clock = [0] * count, [0.0] * count
-    posted: dict[tuple[int, Transfer], float] = {}
-    events: list[Event] = []
-    waiting: list[int | None] = [None] * count  # the exchange that a stage has posted and waits for
-    moved = True
-    while moved:
-        moved = False
-        for stage in range(count):
-            while at[stage] < len(lists[stage]):
-                action = lists[stage][at[stage]]
-                if isinstance(action, Compute):
-                    own = stages[stage]
-                    seconds = own.forward_s if action.kind == "forward" else own.backward_s
-                    end = clock[stage] + seconds
-                    events.append(Event(stage, action.kind, action.micro_batch, 0, clock[stage], end))
-                    clock[stage] = end
-                else:
-                    if waiting[stage] != at[stage]:
-                        posted.update({(stage, each): clock[stage] for each in action.transfers})
-                        waiting[stage], moved = at[stage], True
-                    ended = _ended_s(stage, action, posted, hop_s)
-                    if ended is None:
-                        break
-                    if ended > clock[stage]:
-                        first = action.transfers[0].micro_batch
-                        events.append(Event(stage, "transfer", first, 0, clock[stage], ended))
-                    clock[stage] = ended
-                at[stage] += 1
-                moved = True
-    assert all(at[stage] == len(lists[stage]) for stage in range(count)), "the schedule dead-locks"
-    return events
 
+    def step_s(played: int) -> Floats:
+        return play(schedule, stages, played, hop_s, num_virtual_stages).step_s(steps_overlap)
 
-def _ended_s(
-    stage: int, action: Exchange, posted: dict[tuple[int, Transfer], float], hop_s: float
-) -> float | None:
-    """When all transfers of an exchange have ended; None while a partner has not posted its side."""
-    ends = []
-    for each in action.transfers:
-        verb, _, direction = each.direction.partition("_")
-        forward = direction == "forward"
-        partner = stage + (1 if (verb == "send") == forward else -1)
-        other: Transfer = Transfer(
-            ("recv_" if verb == "send" else "send_") + direction,  # type: ignore[arg-type]
-            each.micro_batch,
-        )
-        if (partner, other) not in posted:
-            return None
-        ends.append(max(posted[stage, each], posted[partner, other]) + hop_s)
-    return max(ends)
-
-
-@dataclass(frozen=True)
-class _Step:
-    kind: Literal["forward", "backward"]
-    micro_batch: int
-    chunk: int
-
-
-def _order(schedule: str, stage: int, count: int, microbatches: int, chunks: int) -> list[_Step]:
-    """Computations of a stage: all forwards then all backwards, or Megatron-LM's interleaved 1F1B."""
-    if schedule == "gpipe":
-        forwards = [_Step("forward", i, 0) for i in range(microbatches)]
-        return forwards + [_Step("backward", i, 0) for i in range(microbatches)]
-    total = microbatches * chunks
-    group = count * chunks
-
-    def step(kind: Literal["forward", "backward"], number: int) -> _Step:
-        turn, place = divmod(number, group)
-        chunk, inside = divmod(place, count)
-        return _Step(
-            kind, turn * count + inside, chunk if kind == "forward" else chunks - 1 - chunk
-        )  # Narayanan et al. 2104.04473, figure 4
-
-    warm_up = min((count - stage - 1) * 2 + (chunks - 1) * count, total)
-    order = [step("forward", i) for i in range(warm_up)]
-    for i in range(total - warm_up):
-        order += [step("forward", warm_up + i), step("backward", i)]
-    return order + [step("backward", i) for i in range(total - warm_up, total)]
-
-
-def _play_orders(
-    orders: list[list[_Step]], stages: Sequence[StageDurations], hop_s: float, chunks: int
-) -> list[Event]:
-    """Every stage's computations in order, each when its input has arrived."""
-    count = len(stages)
-    done: dict[tuple[int, _Step], float] = {}
-    at, clock = [0] * count, [0.0] * count
-    events: list[Event] = []
-    moved = True
-    while moved:
-        moved = False
-        for stage in range(count):
-            while at[stage] < len(orders[stage]):
-                step = orders[stage][at[stage]]
-                source = _input_of(stage, step, count, chunks)
-                if source is not None and source not in done:
-                    break
-                arrived = 0.0 if source is None else done[source] + (hop_s if source[0] != stage else 0.0)
-                own = stages[stage]
-                seconds = (own.forward_s if step.kind == "forward" else own.backward_s) / chunks
-                start = max(clock[stage], arrived)
-                clock[stage] = start + seconds
-                done[stage, step] = clock[stage]
-                events.append(Event(stage, step.kind, step.micro_batch, step.chunk, start, clock[stage]))
-                at[stage] += 1
-                moved = True
-    assert all(at[stage] == len(orders[stage]) for stage in range(count)), "the schedule dead-locks"
-    return events
-
-
-def _input_of(stage: int, step: _Step, count: int, chunks: int) -> tuple[int, _Step] | None:
-    """The computation whose result this one needs; None for the forward of the first chunk."""
-    if step.kind == "forward":
-        if stage > 0:
-            return stage - 1, step
-        return None if step.chunk == 0 else (count - 1, _Step("forward", step.micro_batch, step.chunk - 1))
-    if stage < count - 1:
-        return stage + 1, step
-    if step.chunk == chunks - 1:
-        return stage, _Step("forward", step.micro_batch, step.chunk)
-    return 0, _Step("backward", step.micro_batch, step.chunk + 1)
+    rounds_played = FULLY_PLAYED
+    if schedule == "interleaved":  # its first rounds take what p leaves over, one micro-batch each
+        rounds_played = max(FULLY_PLAYED, microbatches % count + 2)
+    if microbatches < (rounds_played + 2) * count:
+        return step_s(microbatches)
+    fewer = rounds_played * count + microbatches % count
+    before, after = step_s(fewer), step_s(fewer + count)
+    rounds = (microbatches - fewer) // count
+    return np.asarray(before + rounds * (after - before))

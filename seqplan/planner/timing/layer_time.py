@@ -65,6 +65,8 @@ class LayerTime:
     backward: PassTime
     selective_forward: PassTime
     """What selective recomputation repeats."""
+    weight_gradient: Any = 0.0
+    """The part of the backward that no other stage waits for: one of the two matmuls of each linear."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class EndTime:
 
     forward: PassTime
     backward: PassTime
+    weight_gradient: Any = 0.0
 
 
 class LayerClock:
@@ -186,6 +189,7 @@ class LayerClock:
             forward=PassTime(_issued(forward_s, tp_f + sp_f, host_f), tp_f, sp_f),
             backward=PassTime(_issued(backward_s, tp_b + sp_b, host_b), tp_b, sp_b),
             selective_forward=selective,
+            weight_gradient=linears_b / 2.0 + accumulate,
         )
 
     def _heads_exchange_s(self) -> Any:
@@ -212,7 +216,7 @@ class LayerClock:
         v, zero, device = self.values, np.zeros(len(self.table)), self.device
         look_up = device.traffic_s(3.0 * v["e"] * v["Tr"] * v["h"]) + device.launch_s
         reduce = self.network.all_reduce_s(v["e"] * v["T"] * v["h"], self.tp_group)
-        return EndTime(PassTime(zero + look_up, reduce, zero), PassTime(zero + look_up, zero, zero))
+        return EndTime(PassTime(zero + look_up, reduce, zero), PassTime(zero + look_up, zero, zero), look_up)
 
     def head(self) -> EndTime:
         """Final norm, transform, logits and loss."""
@@ -232,6 +236,7 @@ class LayerClock:
         return EndTime(
             PassTime(forward + device.traffic_s(LOSS_PASSES[0] * logit_bytes), 3.0 * statistics, zero),
             PassTime(backward + device.traffic_s(LOSS_PASSES[1] * logit_bytes), reduce, zero),
+            backward / 2.0,
         )
 
 

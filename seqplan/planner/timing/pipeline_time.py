@@ -8,9 +8,13 @@ later stages, which it fills with its warm-up forwards at the start and with as 
 
 with D the sum over the k later stages of f + w. The step is the largest T_b. Where all stages are alike it
 is (m + p - 1)(f + w), the formula of Narayanan et al. 2104.04473, 2.2. v chunks a rank shorten all waiting
-v-fold; zbv fills it with weight gradients (Qi et al. 2401.10241, table 2: F + B - 2W, nothing where the
-three take equal time), as long as there are any: one micro-batch still passes all stages forth and back, and
-only the weight gradients, half of a backward, are left to fill with.
+v-fold.
+
+Zero bubbles (Qi et al. 2401.10241): a backward is an input gradient, which others wait for, and a weight
+gradient, which fills bubbles. ZB-H1 has (p - 1)(f + b - w) of them where stages are alike; ZB-H2 and ZB-V
+have (p - 1)(f + b - 2 w) and (p - 1)(b - w) if a stage may begin its next step before others have ended this
+one, and else those of a stage that begins late: (p - 1) f, and half of that in a V, where the way is half
+as long. With few micro-batches there is little to fill with: one alone passes all stages forth and back.
 """
 
 from __future__ import annotations
@@ -22,40 +26,115 @@ import numpy as np
 
 from seqplan.planner.activations import Floats
 
+Passes = tuple[Any, Any, Any]
+"""Seconds of one micro-batch on a stage: forward, backward, and the weight gradients' part of that."""
+
 
 def pipeline_s(
     schedule: str,
     chunks: int,
     microbatches: Any,
-    stages: Sequence[tuple[Any, Any]],
+    stages: Sequence[Passes],
     transfer_s: Any = 0.0,
+    steps_overlap: bool = False,
 ) -> Floats:
-    """The whole step; `stages` holds (forward, backward) seconds of each stage, one object a kind of stage.
+    """The whole step; `stages` has the passes of each stage, one object a kind of stage.
 
     `transfer_s`: a hop between stages that computation hides, so that it costs only while the pipe fills.
+    `steps_overlap`: a stage begins its next step when its own part of this one is done.
     """
-    count = len(stages)
-    share = 1.0 / chunks if schedule == "interleaved" else 1.0
-    whole: Any = sum(forward + backward for forward, backward in stages)
-    earlier: Any = 0.0
+    whole = [sum(passes[part] for passes in stages) for part in range(3)]
+    earlier: list[Any] = [0.0, 0.0, 0.0]
     longest: Any = 0.0
-    for place, (forward, backward) in enumerate(stages):
-        own = forward + backward
+    for place, passes in enumerate(stages):
         # Of neighbours that are alike the last one waits longest.
-        if place + 1 == count or stages[place + 1] is not stages[place]:
-            later = whole - earlier - own
-            behind = np.minimum(count - 1 - place, microbatches - 1)
-            if schedule == "gpipe":
-                waiting = earlier + later
+        if place + 1 == len(stages) or stages[place + 1] is not stages[place]:
+            if schedule in ("zbh1", "zbh2"):
+                waiting = _handcrafted(schedule, place, microbatches, stages, earlier, whole, steps_overlap)
             elif schedule == "zbv":
-                through = sum(each + 0.5 * back for each, back in stages)
-                waiting = np.maximum(through + microbatches * (0.5 * backward - own), 0.0)
+                waiting = _v_shaped(place, microbatches, stages, earlier, whole, steps_overlap)
             else:
-                start = np.maximum(later - behind * forward, 0.0)
-                # With so few micro-batches the last forward comes before that wait, not long after it.
-                waited = np.where(microbatches - 1 <= count - 1 - place, start, 0.0)
-                waiting = earlier + start + np.maximum(later - behind * backward - waited, 0.0)
-            longest = np.maximum(longest, microbatches * own + share * waiting)
-        earlier = earlier + own
-    filling = 2.0 * (count - 1 + (chunks - 1) * count) * transfer_s
+                waiting = _unsplit(schedule, chunks, place, microbatches, stages, earlier, whole)
+            longest = np.maximum(longest, microbatches * (passes[0] + passes[1]) + waiting)
+        earlier = [sofar + own for sofar, own in zip(earlier, passes, strict=True)]
+    filling = 2.0 * (len(stages) - 1 + (chunks - 1) * len(stages)) * transfer_s
     return np.asarray(longest + filling)
+
+
+def _unsplit(
+    schedule: str,
+    chunks: int,
+    place: int,
+    microbatches: Any,
+    stages: Sequence[Passes],
+    earlier: Sequence[Any],
+    whole: Sequence[Any],
+) -> Any:
+    """What a stage waits under 1F1B, interleaved or gpipe."""
+    forward, backward, _ = stages[place]
+    before = (earlier[0] + earlier[1]) / chunks
+    later = (whole[0] + whole[1] - forward - backward) / chunks - before
+    if schedule == "gpipe":
+        return before + later
+    # Of v chunks all but the last go round all stages once before the first backward.
+    count = len(stages)
+    rounds = np.minimum(microbatches, count)
+    around = [(chunks - 1) * part / chunks for part in whole]
+    most = count - 1 - place if chunks == 1 else 2 * (count - 1 - place) + (chunks - 1) * rounds
+    behind = np.minimum(most, microbatches * chunks - 1) / chunks
+    start = np.maximum(around[0] + later - behind * forward, 0.0)
+    # With so few micro-batches the last forward comes before that wait, not long after it.
+    waited = np.where(microbatches * chunks - 1 <= most, np.minimum(start, later), 0.0)
+    return before + start + np.maximum(around[1] + later - behind * backward - waited, 0.0)
+
+
+def _handcrafted(
+    schedule: str,
+    place: int,
+    microbatches: Any,
+    stages: Sequence[Passes],
+    earlier: Sequence[Any],
+    whole: Sequence[Any],
+    steps_overlap: bool,
+) -> Any:
+    """What a stage waits under ZB-H1 or ZB-H2, or the first stage for it, whichever is longer."""
+    twice = 2 if schedule == "zbh2" else 1
+    forward, backward, weight = stages[place]
+    into = backward - weight
+    before = [earlier[0], earlier[1] - earlier[2]]
+    later = whole[0] + whole[1] - whole[2] - sum(before) - forward - into
+    most = len(stages) - 1 - place
+    behind = np.minimum(twice * most, microbatches - 1)
+    start = np.maximum(later - behind * forward, 0.0)
+    waited = np.where(microbatches - 1 <= twice * most, start, 0.0)
+    inside = start + np.maximum(later - behind * backward - waited, 0.0)
+    # The first stage ends with the last input gradient's way back to it and with its own last weight
+    # gradient, while those that this stage has put off are still due.
+    put_off = np.minimum(twice * place, microbatches - 1)
+    first = sum(before) + inside - (put_off + 1.0) * weight + stages[0][2]
+    return np.maximum(inside + (0.0 if steps_overlap else before[0]), first)
+
+
+def _v_shaped(
+    place: int,
+    microbatches: Any,
+    stages: Sequence[Passes],
+    earlier: Sequence[Any],
+    whole: Sequence[Any],
+    steps_overlap: bool,
+) -> Any:
+    """What a stage waits under ZB-V, or the first stage for it; a chunk is half of a stage."""
+    forward, backward, weight = stages[place]
+    into, behind = backward - weight, len(stages) - 1 - place
+    before = [earlier[0], earlier[1] - earlier[2]]
+    later = [whole[0] - before[0] - forward, whole[1] - whole[2] - before[1] - into]
+    # In the order of _v_shaped in schedule_orders.py: down and up again to the first forward of chunk 1, up
+    # and down again to the first input gradient, and the same two ways back at the end.
+    inside = np.maximum(later[0] - behind * forward, 0.0)
+    inside = inside + np.maximum(0.5 * sum(before) - place * forward, 0.0)
+    inside = inside + np.maximum(0.5 * sum(before) - place * into, 0.0)
+    inside = inside + np.maximum(later[1] - 0.5 * behind * backward, 0.0)
+    last = 0.5 * (sum(before) + stages[0][2]) - (place + 0.5) * weight
+    waiting = inside + np.maximum(0.0 if steps_overlap else 0.5 * before[0], last)
+    alone = sum(before) + sum(later) - (microbatches - 1) * forward
+    return np.maximum(waiting, alone)
