@@ -22,6 +22,7 @@ from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.verification import Verification, compare
 from seqplan.runtime.kernel_device import kernels_of
 from seqplan.runtime.simulate_kinds import INDEX, by_kind
+from seqplan.runtime.simulate_replay import Operators
 from seqplan.runtime.simulate_stage import (
     FakeTrainer,
     Reduced,
@@ -74,11 +75,12 @@ def verify(question: Question, layout: Layout) -> Verification:
 def simulate(job: Job) -> list[SimulatedStage]:
     """Every stage of the layout."""
     recordings: dict[tuple[bool, bool, int], tuple[Phase, Recording]] = {}
+    operators = Operators(operator_bodies())
     found = []
     for stage in range(job.layout.pp):
         kind = (stage == 0, stage == job.layout.pp - 1, job.layout.stage_layers[stage])
         if kind not in recordings:
-            recordings[kind] = _recorded(job, stage)
+            recordings[kind] = _recorded(job, stage, operators)
         held, recording = recordings[kind]
         actions = one_f_one_b(stage, job.layout.pp, job.num_microbatches)
         peak = held.net + recording.step(actions, job.num_microbatches).at_peak
@@ -90,7 +92,7 @@ def simulate(job: Job) -> list[SimulatedStage]:
 
 def simulate_whole(job: Job, stage: int) -> dict[str, float]:
     """Bytes by kind at the peak of one stage, every layer and micro-batch run: what `simulate` must equal."""
-    with _rank(job, stage) as (trainer, tracker):
+    with _rank(job, stage, Operators(operator_bodies())) as (trainer, tracker):
         batches = fake_micro_batches(trainer, job.on_gpu)
         trainer.simulate_step(batches, 0, None)
         start = len(tracker.events)
@@ -99,13 +101,13 @@ def simulate_whole(job: Job, stage: int) -> dict[str, float]:
         return by_kind(held.net + step.at_peak)
 
 
-def _recorded(job: Job, stage: int) -> tuple[Phase, Recording]:
+def _recorded(job: Job, stage: int, operators: Operators) -> tuple[Phase, Recording]:
     """What the stage holds before its second step, and a recording of that step."""
     layers = recorded_layers(job.layout, job.layout.stage_layers[stage])
     first, last = stage == 0, stage == job.layout.pp - 1
     # A stage with the same ends and, unless it is the last, one micro-batch more in flight than it works on.
     like = (0, 1 if last else 2) if first else (1, 2 if last else 3)
-    with _rank(job, stage) as (trainer, tracker):
+    with _rank(job, stage, operators) as (trainer, tracker):
         batches = fake_micro_batches(trainer, job.on_gpu)
         replicated = job.layout.zero_stage == 0
         if replicated:
@@ -136,10 +138,10 @@ def recorded_layers(layout: Layout, count: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def _rank(job: Job, stage: int) -> Iterator[tuple[FakeTrainer, Tracker]]:
+def _rank(job: Job, stage: int, operators: Operators) -> Iterator[tuple[FakeTrainer, Tracker]]:
     """The trainer of a stage's fullest rank, with fake tensors and the tracker on."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)  # the meta tensors that modules are built with
-    tracker = Tracker(operator_bodies())
+    tracker = Tracker(operators)
     collecting = gc.isenabled()
     rank = fullest_rank(job.layout, stage)
     with fake_group(rank, job.layout.world_size), kernels_of("cuda" if job.on_gpu else "cpu"):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from seqplan.runtime.simulate_replay import Operators
 
 Site = tuple[str, str]
 """Module and function in which a storage was made: the innermost of this runtime or of FSDP2."""
@@ -63,12 +66,12 @@ Event = Change | Mark
 
 
 class Tracker(TorchDispatchMode):
-    """Sees every operator; of `bodies` it runs the Python bodies instead, and sees what these call."""
+    """Sees every operator; of some it runs the Python bodies instead, and sees what these call."""
 
-    def __init__(self, bodies: dict[Any, Callable[..., Any]]) -> None:
+    def __init__(self, operators: Operators) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
-        self._bodies = bodies
+        self._operators = operators
         self._records: dict[int, tuple[weakref.ref[torch.UntypedStorage], Record]] = {}
         self._paused = False
 
@@ -78,13 +81,9 @@ class Tracker(TorchDispatchMode):
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # DTensor calls again with what this rank holds
         kwargs = kwargs or {}
-        body = self._bodies.get(func)
-        if body is not None:
-            with self:
-                results = body(*args, **kwargs)
-            if len(results) == 2:  # a forward: its result, and log-sum-exp or probabilities
-                self.classify(results[1:], "attention")
-            return results
+        if func in self._operators:
+            assert not kwargs, kwargs
+            return self._operators.call(self, func, args)
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].dtype.is_floating_point else 1  # there is no data: a loss, a count of one
         result = func(*args, **kwargs)
@@ -104,9 +103,31 @@ class Tracker(TorchDispatchMode):
         if known is not None and known[0]() is storage:
             return known[1]
         record = Record(_site())
-        self._records[key] = (weakref.ref(storage, lambda ref: self._ended(key, ref)), record)
+        self._watch(storage, record)
         self._resized(record, storage.nbytes())
         return record
+
+    def _watch(self, storage: torch.UntypedStorage, record: Record) -> None:
+        key = id(storage)
+        self._records[key] = (weakref.ref(storage, lambda ref: self._ended(key, ref)), record)
+
+    def insert(
+        self,
+        storages: Iterable[tuple[Site, str | None]],
+        changes: Iterable[tuple[int, int]],
+        made: Iterable[int],
+        tensors: Iterable[Tensor],
+    ) -> None:
+        """Storages that came and went as in a call before; those numbered `made` are these tensors'."""
+        records = [Record(site, kind) for site, kind in storages]
+        for number, size_bytes in changes:
+            record = records[number]
+            record.size_bytes += size_bytes
+            self.events.append(Change(record, size_bytes))
+        for number, tensor in zip(made, tensors, strict=True):
+            storage = tensor.untyped_storage()
+            assert storage.nbytes() == records[number].size_bytes, (storage.nbytes(), records[number])
+            self._watch(storage, records[number])
 
     def classify(self, tensors: Iterable[Tensor], kind: str) -> None:
         """These are of one kind, from their beginning on."""

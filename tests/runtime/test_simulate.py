@@ -19,6 +19,7 @@ from seqplan.runtime.kernel_device import kernels_of
 from seqplan.runtime.metrics import measure_peak_bytes
 from seqplan.runtime.ring_attention import ring_attention
 from seqplan.runtime.simulate import Job, simulate, simulate_whole
+from seqplan.runtime.simulate_replay import Operators
 from seqplan.runtime.simulate_stage import fake_group, operator_bodies
 from seqplan.runtime.simulate_tracker import Change, Tracker
 from tests import grid
@@ -64,7 +65,7 @@ def test_repeated_layers_and_micro_batches_equal_a_whole_simulation(
 
 def ring_bytes(bodies: dict[Any, Any]) -> float:
     """Largest sum of what one forward and backward of ring attention makes, of 4 MiB a tensor q, k or v."""
-    tracker = Tracker(bodies)
+    tracker = Tracker(Operators(bodies))
     with fake_group(0, 4), kernels_of("cpu"), FakeTensorMode(), tracker.running():
         group = torch.distributed.group.WORLD
         q, k, v = (torch.empty(1, 2048, 16, 32, requires_grad=True) for _ in range(3))
