@@ -135,6 +135,7 @@ def explain(
     from seqplan import cli_inputs, render, render_layout
     from seqplan.planner import search
     from seqplan.planner.choosing.completion import completion
+    from seqplan.planner.choosing.placement import placement_lines
     from seqplan.planner.choosing.state_notes import states_note
     from seqplan.planner.memory.kept_tensors import kept_tensors
 
@@ -148,13 +149,15 @@ def explain(
     scored = scored.model_copy(update={"warnings": (*asked.warnings, *scored.warnings)})
     if scored.memory is not None:
         asked.notes.append(states_note(asked.question, chosen, scored.memory))
+    placed = placement_lines(asked.question, chosen, scored.time) if scored.time is not None else ()
     kept = kept_tensors(asked.question, chosen) if tensors else ()
     if as_json:
         listed = {"tensors": [each.model_dump(mode="json") for each in kept]} if tensors else {}
         more = {} if rest is None else {"completion": rest.model_dump(mode="json")}
-        render.show_json({**scored.model_dump(mode="json"), **listed, **more, "notes": asked.notes})
+        said = {"notes": asked.notes, "placement": list(placed)}
+        render.show_json({**scored.model_dump(mode="json"), **listed, **more, **said})
     else:
-        render_layout.show_layout(scored, asked.question, tuple(asked.notes), rest)
+        render_layout.show_layout(scored, asked.question, tuple(asked.notes), rest, placed)
         if tensors:
             render_layout.show_tensors(kept, chosen)
 

@@ -25,6 +25,7 @@ from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.typed_form import flag_name
 from seqplan.planner.score_cases import Loaders
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.profiles.link_doubts import link_doubts
 from seqplan.profiles.parts import load_device
 
 LARGEST_BATCH_TOKENS = 2**28
@@ -89,7 +90,8 @@ def read_question(model: str, ask: Ask) -> Asked:
         train=train,
         implementation=profiles.load_implementation(ask.implementation),
     )
-    return Asked(question, [*notes, *model_notes, *beyond_profile(cluster, gpus)], batch_warnings(train))
+    warnings = [*batch_warnings(train), *link_doubts(cluster)]
+    return Asked(question, [*notes, *model_notes, *beyond_profile(cluster, gpus)], warnings)
 
 
 def read_layout(model: str, typed: str, ask: Ask, pins: Pins) -> tuple[Asked, Layout]:

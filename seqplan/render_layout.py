@@ -23,7 +23,11 @@ NO_GRADIENTS = "gradients 0.00: the stage is fullest before its first backward h
 
 
 def show_layout(
-    scored: ScoredLayout, question: Question, notes: tuple[str, ...] = (), rest: Completion | None = None
+    scored: ScoredLayout,
+    question: Question,
+    notes: tuple[str, ...] = (),
+    rest: Completion | None = None,
+    placed: tuple[str, ...] = (),
 ) -> None:
     """Everything that we say about one layout."""
     memory, time = scored.memory, scored.time
@@ -33,6 +37,7 @@ def show_layout(
         listing("Why not", [f"{reason.rule}: {reason.message}" for reason in scored.reasons], "bold red"),
         not_given(scored, rest) if rest is not None else None,
         shape(scored, question),
+        listing("Where the groups lie", placed),
     ]
     if memory is not None:
         worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)

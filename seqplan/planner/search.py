@@ -6,6 +6,8 @@ import time
 
 from seqplan.planner.choosing.beyond_trainer import faster_elsewhere
 from seqplan.planner.choosing.notes import assumptions, layout_warnings, position_warning, vocab_padding
+from seqplan.planner.choosing.placement import placement_lines
+from seqplan.planner.choosing.scaling import half_the_devices
 from seqplan.planner.choosing.scan import memory_text, scan
 from seqplan.planner.choosing.sensitivity import SEEN, sensitivity
 from seqplan.planner.choosing.state_notes import states_note
@@ -88,9 +90,12 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         others = tuple(score(question, layout) for layout in beyond)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
     warnings += tight_pick(ranked)
+    if ranked and ranked[0].time is not None:
+        warnings += half_the_devices(question, pins, ranked[0].time.step_time_s)
     shown = ranked[:1] or tuple(filter(None, [nearest]))
     states = [states_note(question, one.layout, one.memory) for one in shown if one.memory is not None]
     padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []
+    placed = [f"links: {line}" for one in shown for line in placement_lines(question, one.layout, one.time)]
     return Suggestion(
         pick=ranked[0] if ranked else None,
         ranked=ranked,
@@ -102,7 +107,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         nearest_miss=nearest,
         with_other_trainers=others,
         sensitivity=sensitivity(question, found.best) if found.best else None,
-        notes=(*assumptions(question), *states, *padding, *_pinned(pins)),
+        notes=(*assumptions(question), *states, *placed, *padding, *_pinned(pins)),
         warnings=tuple(text for text in warnings if text not in padding),
         elapsed_s=time.perf_counter() - start,
     )

@@ -55,9 +55,10 @@ def cluster_from(data: Mapping[str, Any], where: str, user_source: str | None = 
             before = len(problems)
             whole[part] = _part(whole[part], folder, part, problems)
             broken |= {part} if len(problems) > before else set()
-    for key in ("nodes", "num_nodes", "device", "devices"):
+    for key in ("nodes", "num_nodes", "device", "devices", "gpus_per_node", "nics_per_node"):
         if isinstance(whole.get(key), list):
-            problems.append(f"{key} is a list: a cluster has one kind of device and equal nodes")
+            least = "; write the least that any node has" if key.endswith("_per_node") else ""
+            problems.append(f"{key} is a list: a cluster has one kind of device and equal nodes{least}")
             del whole[key]
             broken.add(key)
     checked = _with_quantities(whole, "", user_source, problems)

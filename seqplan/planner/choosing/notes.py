@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
-from seqplan.planner.layout import Layout
+from seqplan.planner.layout import DEFAULT_MESH_ORDER, Layout
 from seqplan.planner.question import Question
+
+LONGEST_USUAL_RING = 8
+"""Ranks up to which rings are usual, and their sums of rounded blocks close to plain attention's."""
 
 
 def ranks_of_group(question: Question, layout: Layout, axis: str) -> list[int]:
@@ -37,10 +40,14 @@ def vocab_padding(question: Question, tp: int) -> str:
     if pad == 0:
         return f"vocab_size={model.vocab_size} needs no padding with tp={tp}."
     tables = 1 if model.tied_embeddings or model.head not in ("lm", "mlm") else 2
+    # Where the ranks' shares would be unequal, padding is no choice but what makes the tp legal.
+    odd = model.vocab_size % tp
+    why = f" Without it tp={tp}, which does not divide {model.vocab_size}, would be refused." if odd else ""
     return (
         f"vocab_size={model.vocab_size} is padded to {rows}, a multiple of {unit} x tp={tp}: {pad} rows of "
         f"{model.embedding_size} in {'one table' if tables == 1 else 'each of two tables'}, "
-        f"{pad * model.embedding_size * tables:,} weights that train nothing."
+        f"{pad * model.embedding_size * tables:,} weights that train nothing (seqplan's loss leaves them "
+        f"out).{why}"
     )
 
 
@@ -89,13 +96,20 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
     per_node = question.cluster.gpus_per_node
     crossing = axes_over_nodes(question, layout) if layout.world_size == question.gpus else ()
     node = f"spans nodes of {per_node} device{'s' * (per_node != 1)}"
+    usual = layout.model_copy(update={"mesh_order": DEFAULT_MESH_ORDER})
+    elsewhere = set(crossing) - set(axes_over_nodes(question, usual) if crossing else ())
+
+    def cure(axis: str) -> str:
+        order = ",".join(DEFAULT_MESH_ORDER)
+        return f" With --mesh-order {order} it would stay inside a node." if axis in elsewhere else ""
+
     if "tp" in crossing:
-        found.append(f"tp={tp} {node}: all-reduces of every layer cross the slower link.")
+        found.append(f"tp={tp} {node}: all-reduces of every layer cross the slower link.{cure('tp')}")
     if "sp" in crossing:
-        found.append(
-            f"sp={layout.sp} {node}: the ring's hops cross the slower link, which costs bandwidth; and a "
-            "long ring costs accuracy in trainers that sum blocks in 16 bits (seqplan sums in float32)."
-        )
+        text = f"sp={layout.sp} {node}: the ring's hops cross the slower link, which costs bandwidth"
+        if layout.sp > LONGEST_USUAL_RING:
+            text += "; and a long ring costs accuracy in trainers that sum blocks in 16 bits (seqplan sums in float32)"
+        found.append(f"{text}.{cure('sp')}")
     return tuple(found)
 
 

@@ -16,6 +16,7 @@ from seqplan.planner.layout_space import Choices, check_pins, trainer_choices
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.reading.integers import divisors
 from seqplan.planner.reading.typed_form import typed_flag, typed_flags
 
 MOST_GPUS = 64
@@ -26,7 +27,11 @@ SHOWN_OPTIONS = ("micro_batch_size", "recompute", "zero_stage")
 
 def what_would_be_legal(question: Question, pins: Pins) -> tuple[str, ...]:
     """When no candidate is legal: which pin to let go, or a rounder number of GPUs, and the best then."""
-    return tuple(_without_pins(question, pins) or _with_rounder_gpus(question, pins))
+    lines = _without_pins(question, pins)
+    near = _with_nearest_degree(question, pins)
+    if near is not None and not any(line.endswith(near.partition(": ")[2]) for line in lines):
+        lines.append(near)
+    return tuple(lines or _with_rounder_gpus(question, pins))
 
 
 def what_would_fit(question: Question, pins: Pins) -> tuple[str, ...]:
@@ -85,6 +90,20 @@ def _without_pins(question: Question, pins: Pins) -> list[str]:
         if layout is not None:
             lines.append(f"Without all of {typed_flags(given)}: {_shown(question, layout)}")
     return lines
+
+
+def _with_nearest_degree(question: Question, pins: Pins) -> str | None:
+    """A pinned degree that breaks a rule, at the nearest value that works: where the user was heading."""
+    for axis in AXES:
+        asked = getattr(pins, axis)
+        if asked is None or asked == 1:
+            continue
+        for degree in sorted(divisors(question.gpus), key=lambda value: (abs(value - asked), value)):
+            layout = _best(question, pins.model_copy(update={axis: degree})) if degree != asked else None
+            if layout is not None:
+                near = f"With {typed_flag(axis, degree)}, the nearest to {typed_flag(axis, asked)} that works"
+                return f"{near}: {_shown(question, layout)}"
+    return None
 
 
 def _with_missing_options(question: Question, pins: Pins) -> list[str]:

@@ -1,0 +1,174 @@
+"""Where the groups of one layout lie: inside a node or over nodes, who shares its network ports, how fast.
+
+The time model prices every collective by the links that its group spans (collectives.py). Here the same
+groups are put in words and numbers, so that a slow axis is seen before a run, and the ring's own question is
+answered: from how many tokens a rank does a hop hide behind the block in hand?
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqplan.planner.choosing.layout_table import LayoutTable, from_layout
+from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.collectives import Group, Network
+from seqplan.planner.layout import AXES, Layout
+from seqplan.planner.memory.model_states import rank_parameters
+from seqplan.planner.memory.symbols import layout_values
+from seqplan.planner.question import Question
+from seqplan.planner.results import TimeEstimate
+from seqplan.planner.timing.layer_time import LayerClock
+
+PROBE_BYTES = 1e9
+"""A message so long that its rate can be read off two times; the latency is taken off."""
+
+LONGEST_TOKENS = 2**30
+"""Tokens a rank up to which a hidden ring hop is looked for."""
+
+CLOSE = 1.02
+"""Ratio up to which the length that hides a hop is narrowed down: rates are not known better."""
+
+
+@dataclass(frozen=True)
+class AxisPlacement:
+    """The groups of one axis (dp with sp for the gradients): all alike, or the worst-placed of them."""
+
+    axis: str
+    ranks: int
+    nodes: int
+    sharing: int
+    """Groups that use the ports of a node at the same time."""
+    bytes_per_s: float
+    """One group's rate: of each rank inside a node, of its share of the ports between nodes."""
+    text: str
+
+
+def placements(question: Question, layout: Layout, time: TimeEstimate | None = None) -> list[AxisPlacement]:
+    """One entry for each kind of communication that the layout has; with `time` its share of the step."""
+    table, network = from_layout(layout, question.train), Network.of(question)
+    found = []
+    for name, axes in (("tp", ("tp",)), ("sp", ("sp",)), ("pp", ("pp",)), ("dp", ("dp", "sp"))):
+        group = network.group(table, axes)
+        if group.size[0] > 1:
+            found.append(_placement(name, question.cluster, network, group, layout, time))
+    return found
+
+
+def _placement(
+    axis: str,
+    cluster: ClusterSpec,
+    network: Network,
+    group: Group,
+    layout: Layout,
+    time: TimeEstimate | None,
+) -> AxisPlacement:
+    ranks, on_node = int(group.size[0]), int(group.ranks_per_node[0])
+    inside = bool(group.inside_node[0])
+    rate = _hop_rate(network, group) if axis in ("sp", "pp") else _ring_rate(network, group)
+    sharing = max(1, network.ranks_on_node // on_node)
+    who = f"gradients over dp x sp={ranks}" if axis == "dp" else f"{axis}={ranks}"
+    if inside:
+        where = f"inside a node, {_shown(rate)} a rank ({cluster.intra_node.name})"
+    else:
+        spread = f"over {-(-ranks // on_node)} nodes, {on_node} rank{'s' * (on_node > 1)} of it on each"
+        ports = f"{network.nics} port{'s' * (network.nics > 1)} ({cluster.inter_node.name})"
+        if axis in ("sp", "pp"):
+            what = "ring hop" if axis == "sp" else "transfer"
+            leave = f"{sharing} {what}s leave" if sharing > 1 else f"1 {what} leaves"
+            where = f"{spread}; {leave} a node at once through its {ports}, {_shown(rate)} each"
+        else:
+            groups = f"{sharing} groups share" if sharing > 1 else "1 group has"
+            where = f"{spread}; {groups} a node's {ports}, {_shown(rate)} each"
+    part = ""
+    if time is not None:
+        seconds = time.by_kind[axis]
+        part = f"; {100 * seconds / time.step_time_s:.1f} % of the step waits for it"
+    return AxisPlacement(
+        axis=axis,
+        ranks=ranks,
+        nodes=1 if inside else -(-ranks // on_node),
+        sharing=sharing,
+        bytes_per_s=rate,
+        text=f"{who}: {where}{part}",
+    )
+
+
+def _ring_rate(network: Network, group: Group) -> float:
+    """Bytes a second of a collective over the group, its latency left out."""
+    seconds = float((network.all_gather_s(PROBE_BYTES, group) - network.all_gather_s(0.0, group))[0])
+    return PROBE_BYTES * float((group.size - 1.0)[0] / group.size[0]) / seconds
+
+
+def _hop_rate(network: Network, group: Group) -> float:
+    """Bytes a second of a transfer to the next rank, its latency left out."""
+    return PROBE_BYTES / float((network.neighbour_s(PROBE_BYTES, group) - network.neighbour_s(0.0, group))[0])
+
+
+def _shown(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3g} GB/s"
+
+
+@dataclass(frozen=True)
+class RingCondition:
+    """From which length on the computation of a block hides a ring's hop."""
+
+    tokens_per_rank: int
+    hides_from: int | None
+    """None: no length does (a sliding window bounds the computation of a block)."""
+
+    @property
+    def hidden(self) -> bool:
+        return self.hides_from is not None and self.tokens_per_rank >= self.hides_from
+
+    @property
+    def text(self) -> str:
+        if self.hides_from is None:
+            return "ring: at no length does a block's computation hide a hop on this link"
+        told = f"from {self.hides_from:,} tokens a rank a block's computation hides a hop on this link"
+        if self.hidden:
+            return f"ring: {told}, and there are {self.tokens_per_rank:,}: hidden"
+        return f"ring: {told}, and there are only {self.tokens_per_rank:,}: hops are waited for"
+
+
+def ring_condition(question: Question, layout: Layout) -> RingCondition | None:
+    """Found by asking the time model itself for other lengths; None where no ring turns."""
+    table = from_layout(layout, question.train)
+    if layout.attention not in ("ring", "rsa") or int(table.ring_degree[0]) < 2:
+        return None
+    here = -(-question.train.seq_len // layout.sp)
+    low, high = 1.0, float(LONGEST_TOKENS)
+    if not _hidden(question, layout, high):
+        return RingCondition(here, None)
+    while high / low > CLOSE:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if _hidden(question, layout, middle) else (middle, high)
+    return RingCondition(here, int(high))
+
+
+def _hidden(question: Question, layout: Layout, tokens_per_rank: float) -> bool:
+    """Whether the hops of one layer cost nothing at this length, but for the last gradients' own hop."""
+    train = question.train.model_copy(update={"seq_len": round(tokens_per_rank) * layout.sp})
+    asked = question.model_copy(update={"train": train})
+    table: LayoutTable = from_layout(layout, train)
+    network = Network.of(asked)
+    clock = LayerClock(asked, table, network)
+    layer, v = clock.layer(rank_parameters(asked, table)), layout_values(asked, table)
+    last = np.where(
+        v["ring"],
+        v["G"] * network.neighbour_s(8.0 * v["T"] * v["k"] * v["d"] / v["G"], clock.sp_group),
+        0.0,
+    )
+    waited = layer.forward.sp + layer.backward.sp - last
+    return bool(np.all(waited <= 1e-9 * (layer.forward.compute + layer.backward.compute)))
+
+
+def placement_lines(question: Question, layout: Layout, time: TimeEstimate | None) -> tuple[str, ...]:
+    """The placement of every axis and the ring's condition, a line each; nothing for a single device."""
+    if layout.world_size != question.gpus or layout.world_size == 1:
+        return ()
+    assert set(layout.mesh_order) == set(AXES)
+    lines = [each.text for each in placements(question, layout, time)]
+    ring = ring_condition(question, layout)
+    return (*lines, ring.text) if ring is not None else tuple(lines)
