@@ -108,7 +108,8 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
     if "sp" in crossing:
         text = f"sp={layout.sp} {node}: the ring's hops cross the slower link, which costs bandwidth"
         if layout.sp > LONGEST_USUAL_RING:
-            text += "; and a long ring costs accuracy in trainers that sum blocks in 16 bits (seqplan sums in float32)"
+            text += "; and a long ring costs accuracy in trainers that sum blocks in 16 bits"
+            text += " (seqplan sums in float32)"
         found.append(f"{text}.{cure('sp')}")
     return tuple(found)
 
