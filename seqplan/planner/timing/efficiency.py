@@ -20,7 +20,7 @@ import numpy as np
 from seqplan.planner.cluster_spec import ClusterSpec
 
 ATTENTION_DTYPE = {"fp8": "bf16"}
-"""float8 training multiplies matrices in float8; attention and everything between stay in bf16."""
+"""float8 training multiplies the layers' matrices in float8; attention, head and all between are bf16."""
 
 
 class DeviceClock:
@@ -32,14 +32,17 @@ class DeviceClock:
         if cluster.cores_per_node is not None:
             share = min(1.0, cluster.cores_per_node / ranks_on_node)
         peaks: dict[str, float] = {name: float(rate) for name, rate in device.peak_flops_per_s.items()}
+        self.core_share = share
+        """Of a core, while all ranks of the node work; 1 on GPUs."""
         self.peak_flops_per_s = peaks[precision]
         self.matmul_flops_per_s = share * peaks[precision] * device.matmul_share(precision)
         inner = ATTENTION_DTYPE.get(precision, precision)
         self.attention_flops_per_s = share * peaks[inner] * device.attention_share(inner)
-        # Materialised attention multiplies matrices too, but never in float8.
-        self.score_matmul_flops_per_s = share * peaks[inner] * device.matmul_share(inner)
+        # Materialised attention and the head multiply matrices too, but never in float8.
+        self.inner_matmul_flops_per_s = share * peaks[inner] * device.matmul_share(inner)
         self.memory_bytes_per_s = share * float(device.memory_bytes_per_s) * float(device.memory_efficiency)
-        self.launch_s = float(device.kernel_launch_s)
+        # On a CPU the core that computes also launches.
+        self.launch_s = float(device.kernel_launch_s) / share
         self.tile = float(device.matmul_tile)
         self.half_outputs = float(device.matmul_half_outputs)
         self.half_depth = float(device.matmul_half_depth)
@@ -53,10 +56,13 @@ class DeviceClock:
         """A length in whole tiles."""
         return length if self.tile <= 1 else np.ceil(length / self.tile) * self.tile
 
-    def matmul_s(self, rows: Any, columns: Any, depth: Any, element_bytes: float) -> Any:
+    def matmul_s(
+        self, rows: Any, columns: Any, depth: Any, element_bytes: float, flops_per_s: float | None = None
+    ) -> Any:
         """One matmul [rows, depth] x [depth, columns], all three in whole tiles already."""
         results = rows * columns
-        computed = 2.0 * (results + self.half_outputs) * (depth + self.half_depth) / self.matmul_flops_per_s
+        rate = self.matmul_flops_per_s if flops_per_s is None else flops_per_s
+        computed = 2.0 * (results + self.half_outputs) * (depth + self.half_depth) / rate
         moved = self.traffic_s(element_bytes * (depth * (rows + columns) + results))
         return np.maximum(computed, moved) + self.launch_s
 

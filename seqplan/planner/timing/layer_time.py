@@ -41,9 +41,6 @@ SCORE_PASSES = (5, 7)
 LAYER_KERNELS = 10
 """Kernels of a layer's forward besides its matmuls: norms, additions, rotation, activation, attention."""
 
-LOSS_PASSES = (2, 3)
-"""Reads and writes of the logits by the loss: maximum and sum; read, gradient written and cast."""
-
 FLOAT8_CAST_BYTES = 4
 """float8 matmuls: each input is read in bf16 and written twice, as it is and transposed."""
 
@@ -97,13 +94,18 @@ class LayerClock:
     def _token_tiles(self) -> Any:
         return self.device.tiles(self.values["T"])
 
-    def matmul_s(self, tokens: Any, outputs: Any, inputs: Any) -> tuple[Any, Any]:
-        """One linear, forward and backward: the gradients of its input and of its weight."""
+    def matmul_s(self, tokens: Any, outputs: Any, inputs: Any, in_layer: bool = True) -> tuple[Any, Any]:
+        """One linear, forward and backward: the gradients of its input and of its weight.
+
+        Linears of a layer run in float8 where that is asked for; the head stays in bf16 (Megatron-LM's output
+        layer, torchtitan's filter of float8 modules).
+        """
         device, e = self.device, float(self.values["e"])
         out, into = device.tiles(outputs), device.tiles(inputs)
-        forward = device.matmul_s(tokens, out, into, e)
-        backward = device.matmul_s(tokens, into, out, e) + device.matmul_s(into, out, tokens, e)
-        if self.float8:
+        rate = None if in_layer else device.inner_matmul_flops_per_s
+        forward = device.matmul_s(tokens, out, into, e, rate)
+        backward = device.matmul_s(tokens, into, out, e, rate) + device.matmul_s(into, out, tokens, e, rate)
+        if self.float8 and in_layer:
             forward = forward + device.traffic_s(FLOAT8_CAST_BYTES * tokens * inputs)
             backward = backward + device.traffic_s(FLOAT8_CAST_BYTES * tokens * outputs)
         return forward, backward
@@ -137,7 +139,7 @@ class LayerClock:
         pairs = np.where(v["math"], in_full, seen)
         flops = 4.0 * v["B"] * pairs / v["sp"] * v["a"] * v["d"]
         score_bytes = v["B"] * v["a"] * pairs / v["sp"] * v["e"]
-        fused, plain = device.attention_s(flops, v["S"] * v["U"]), flops / device.score_matmul_flops_per_s
+        fused, plain = device.attention_s(flops, v["S"] * v["U"]), flops / device.inner_matmul_flops_per_s
         slower = np.where(v["rsa"], float(self.costs.rsa_attention_factor), 1.0)
         # A ring merges each block's result into a float32 accumulator; backward adds to dq, dk and dv.
         merge = np.where(v["ring"], v["R"] * device.traffic_s(v["T"] * v["a"] * v["d"] * (8 + v["e"])), 0.0)
@@ -167,9 +169,7 @@ class LayerClock:
         between = device.traffic_s(self.costs.elementwise_factor * moved) + LAYER_KERNELS * device.launch_s
         # Each micro-batch adds its weight gradients to the float32 ones: read, add, write.
         accumulate = np.where(v["m"] > 1, device.traffic_s((8 + v["e"]) * parameters.layer.whole), 0.0)
-        # What hides them are copies between the devices of a node.
-        exposed = 1.0 if self.tp_share == 1.0 else np.where(self.tp_group.inside_node, self.tp_share, 1.0)
-        residual_bytes = exposed * v["e"] * v["T"] * v["h"]
+        residual_bytes = v["e"] * v["T"] * v["h"]
         split = v["tp_sequence_parallel"]
         gather = self.network.all_gather_s(residual_bytes, self.tp_group)
         # Two blocks a layer: an all-reduce each (or a gather and a scatter) forward and backward; with
@@ -178,7 +178,10 @@ class LayerClock:
         again = np.where(split, gather, 0.0)
         forward_s = linears_f + attention_f + between
         backward_s = linears_b + attention_b + BACKWARD_PER_FORWARD * between + accumulate
-        tp_f, tp_b = 2.0 * block, 2.0 * (block + again)
+        tp_f, tp_b = (
+            self._tp_exposed(2.0 * block, linears_f),
+            self._tp_exposed(2.0 * (block + again), linears_b),
+        )
         host_f, host_b = self._host_s(split)
         if self.costs.selective_repeats == "operations":
             selective = PassTime(linears_f / 2.0 + between, tp_f, zero)
@@ -191,6 +194,14 @@ class LayerClock:
             selective_forward=selective,
             weight_gradient=linears_b / 2.0 + accumulate,
         )
+
+    def _tp_exposed(self, communication: Any, matmuls: Any) -> Any:
+        """What of tp's collectives is waited for: where a trainer runs them piecewise beside their matmuls,
+        copying between the devices of a node, a share of it and all that takes longer than the matmuls."""
+        if self.tp_share == 1.0:
+            return communication
+        beside = np.maximum(self.tp_share * communication, communication - matmuls)
+        return np.where(self.tp_group.inside_node, beside, communication)
 
     def _heads_exchange_s(self) -> Any:
         """All-to-alls of a pass where neighbours in sp split the heads: q, k and v, and the output; or their
@@ -225,17 +236,19 @@ class LayerClock:
             nothing = PassTime(zero, zero, zero)
             return EndTime(nothing, nothing)
         forward, backward = self.matmul_s(
-            self._token_tiles, v["V"], v["E"] if model.head == "mlm" else v["h"]
+            self._token_tiles, v["V"], v["E"] if model.head == "mlm" else v["h"], in_layer=False
         )
         if model.head == "mlm":
-            transform_f, transform_b = self.matmul_s(device.tiles(v["Tr"]), v["E"], v["h"])
+            transform_f, transform_b = self.matmul_s(device.tiles(v["Tr"]), v["E"], v["h"], in_layer=False)
             forward, backward = forward + transform_f, backward + transform_b
-        logit_bytes = self.costs.elementwise_factor * v["e"] * v["T"] * v["V"]
+        logits = v["e"] / 2.0 * v["T"] * v["V"]
+        loss_f = device.traffic_s(float(self.costs.loss_forward_bytes) * logits)
+        loss_b = device.traffic_s(float(self.costs.loss_backward_bytes) * logits)
         reduce = self.network.all_reduce_s(v["e"] * v["T"] * v["h"], self.tp_group)
         statistics = self.network.all_reduce_s(4.0 * v["T"], self.tp_group)  # maximum; sum and target
         return EndTime(
-            PassTime(forward + device.traffic_s(LOSS_PASSES[0] * logit_bytes), 3.0 * statistics, zero),
-            PassTime(backward + device.traffic_s(LOSS_PASSES[1] * logit_bytes), reduce, zero),
+            PassTime(forward + loss_f, 3.0 * statistics, zero),
+            PassTime(backward + loss_b, reduce, zero),
             backward / 2.0,
         )
 

@@ -23,6 +23,14 @@ class TrainerTime(Spec):
     elementwise_factor: Quantity = Field(
         default=AS_COUNTED, description="memory traffic between the matmuls over that of fused kernels"
     )
+    loss_forward_bytes: Quantity = Field(
+        default=Quantity(4.0, "two reads of the bf16 logits: maximum, then exponentials in cached chunks"),
+        description="memory traffic of the loss for each bf16 logit, forward; fp32 twice that",
+    )
+    loss_backward_bytes: Quantity = Field(
+        default=Quantity(6.0, "read, gradient written, and read by the cast"),
+        description="the same of the backward",
+    )
     host_layer_s: Quantity = Field(
         default=NOTHING, description="least time of one layer's forward: what the host needs to issue it"
     )
