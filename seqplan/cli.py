@@ -20,6 +20,7 @@ from seqplan.cli_options import (
     OutputFlag,
     TokensFlag,
     TopFlag,
+    TraceFlag,
     flags_of,
 )
 from seqplan.planner.layout import Layout, parse_degrees
@@ -125,6 +126,7 @@ def explain(
     tensors: Annotated[
         bool, typer.Option("--tensors", help="list every tensor that a layer keeps, with its bytes")
     ] = False,
+    trace: TraceFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show one layout in full, legal or not.
@@ -138,7 +140,11 @@ def explain(
     from seqplan.planner.choosing.placement import placement_lines
     from seqplan.planner.choosing.state_notes import states_note
     from seqplan.planner.memory.kept_tensors import kept_tensors
+    from seqplan.planner.output_file import check_output_path
+    from seqplan.planner.timing.chrome_trace import write_trace
 
+    if trace is not None:
+        check_output_path(trace, "trace.json")
     if layout is None:
         asked, chosen = cli_inputs.read_plan(Path(subject), ask, pins)
     else:
@@ -151,6 +157,8 @@ def explain(
         asked.notes.append(states_note(asked.question, chosen, scored.memory))
     placed = placement_lines(asked.question, chosen, scored.time) if scored.time is not None else ()
     kept = kept_tensors(asked.question, chosen) if tensors else ()
+    if trace is not None:
+        write_trace(asked.question, chosen, trace)
     if as_json:
         listed = {"tensors": [each.model_dump(mode="json") for each in kept]} if tensors else {}
         more = {} if rest is None else {"completion": rest.model_dump(mode="json")}
@@ -160,6 +168,8 @@ def explain(
         render_layout.show_layout(scored, asked.question, tuple(asked.notes), rest, placed)
         if tensors:
             render_layout.show_tensors(kept, chosen)
+    if trace is not None:
+        render.tell("written", [f"{trace}: open it in ui.perfetto.dev"])
 
 
 @app.command()

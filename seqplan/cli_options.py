@@ -43,6 +43,12 @@ TokensFlag = Annotated[
 LayoutFlag = Annotated[
     str | None, typer.Option(metavar="LAYOUT", help="dp2,pp1,tp4,sp8; fields such as mbs=2 may follow")
 ]
+TraceFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE.json", help="write the simulated step as a Chrome trace (Perfetto)"
+    ),
+]
 OutputFlag = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="PLAN.yaml", help="write the pick as a plan file")
 ]

@@ -86,9 +86,11 @@ def _row(columns: dict[str, Floats], row: int) -> dict[str, float]:
     return {name: float(values[row]) for name, values in columns.items()}
 
 
-def time_estimates(question: Question, table: LayoutTable, asked: Sequence[Question]) -> list[TimeEstimate]:
-    """One step of every row."""
-    times = time_table(question, table, played=True)
+def time_estimates(
+    question: Question, table: LayoutTable, asked: Sequence[Question], played: bool = True
+) -> list[TimeEstimate]:
+    """One step of every row; `played`: by event simulation, or in the search's closed form."""
+    times = time_table(question, table, played=played)
     step_time_s, bubble = times.step_time_s, times.bubble_fraction
     estimates = []
     for row, own in enumerate(asked):

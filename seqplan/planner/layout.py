@@ -33,7 +33,7 @@ LARGEST_COUNT = 2**40
 
 Attention = Literal["none", "ring", "rsa", "ulysses"]
 Kernel = Literal["flash", "efficient", "math"]
-Schedule = Literal["none", "1f1b", "interleaved", "zbv", "gpipe"]
+Schedule = Literal["none", "1f1b", "interleaved", "zbh1", "zbh2", "zbv", "gpipe"]
 Recompute = Literal["none", "selective", "full"]
 StageBalance = Literal["layers", "matmuls"]
 

@@ -63,7 +63,7 @@ def all_choices(question: Question) -> Choices:
         zero_stages=has.zero_stages,  # of what it lacks here its inventory knows nothing: rules_trainer.py
         attention=has.attention,
         tp_sequence_parallel=(False, True),
-        schedules=("none", "1f1b", "interleaved", "zbv"),
+        schedules=("none", "1f1b", "interleaved", "zbh1", "zbh2", "zbv"),
         partial_recompute=True,
         hybrid_sharding=True,
         ulysses=True,

@@ -32,14 +32,17 @@ def micro_batches_in_flight(table: LayoutTable, stage: int) -> Floats:
     """Micro-batches whose activations stage holds at once, in units of all its layers.
 
     1F1B: min(p - i, m) (Narayanan et al. 2104.04473); interleaved: chunks warmed up as in Megatron-LM, of
-    1/v of the layers each, or as virtual_stages.py counts them where chunks differ; gpipe: m; zbv: p (Qi et
-    al. 2401.10241, the memory of 1F1B's first stage).
+    1/v of the layers each, or as virtual_stages.py counts them where chunks differ; gpipe: m. Zero bubbles
+    (Qi et al. 2401.10241, table 2 and section 6), a micro-batch counted whole until its weight gradients are
+    made: zbh1 and zbv p on every stage, zbh2 2 p - 1.
     """
     microbatches = table.num_microbatches.astype(np.float64)
     if table.schedule == "gpipe":
         return microbatches
-    if table.schedule == "zbv":
+    if table.schedule in ("zbh1", "zbv"):
         return np.minimum(table.pp, microbatches)
+    if table.schedule == "zbh2":
+        return np.minimum(2 * table.pp - 1, microbatches)
     if table.schedule == "interleaved":
         return _interleaved_in_flight(table, stage)
     return np.minimum(table.pp - stage, microbatches)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,6 +23,8 @@ from seqplan.planner.estimate_changes import Difference, differences
 from seqplan.planner.implementation import Capabilities, ImplementationSpec
 from seqplan.planner.layout import Attention, Layout, Recompute, Schedule
 from seqplan.planner.model_spec import ModelSpec
+from seqplan.planner.output_file import check_output_path as check_output_path
+from seqplan.planner.output_file import write_whole
 from seqplan.planner.question import Question
 from seqplan.planner.reading.strict_yaml import load_yaml
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, TimeEstimate
@@ -135,43 +135,10 @@ def plan_text(plan: Plan) -> str:
     return head + yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
 
 
-def check_output_path(path: Path) -> None:
-    """Whether a plan can be written there; asked before a search, not after it."""
-    folder = path.parent
-    if path.is_dir():
-        raise SeqplanError(f"{path} is a folder.", f"Name a file in it: {path / 'plan.yaml'}.")
-    if not folder.is_dir():
-        raise SeqplanError(f"cannot write {path}: the folder {folder} does not exist.", "Make it first.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise SeqplanError(
-            f"cannot write {path}: the folder {folder} is not writable.", "Choose another place."
-        )
-
-
 def save_plan(plan: Plan, path: Path) -> None:
-    """Write the whole file or nothing: another reader or writer never sees a part of it."""
+    """Write the plan file."""
     check_output_path(path)
-    umask = os.umask(0)
-    os.umask(umask)
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = file.name
-            file.write(plan_text(plan))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-        temporary = None
-    except OSError as error:
-        raise SeqplanError(
-            f"cannot write {path}: {error.strerror or error}.", "Choose another place."
-        ) from None
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+    write_whole(path, [plan_text(plan)])
 
 
 LoadImplementation = Callable[[str], ImplementationSpec]

@@ -46,6 +46,10 @@ class TimeTable:
     gpus: int
     model_flops: float
     peak_flops_per_s: float
+    stages: tuple[StageTime, ...]
+    """In the order of the pipeline; stages that are alike are one object."""
+    once: dict[str, Any]
+    """Seconds of a step after its last backward, by what they are for: parts of dp, pp and the optimizer."""
 
     @cached_property
     def step_time_s(self) -> Floats:
@@ -110,10 +114,16 @@ def time_table(question: Question, table: LayoutTable, played: bool = False) -> 
             table.schedule, chunks, microbatches, passes, stages[0].hidden_hop, steps_overlap=overlap
         )
     by_kind["bubble"] = np.maximum(whole - microbatches * longest, 0.0)
-    by_kind["dp"] = by_kind["dp"] + reduce(np.maximum, [stage.dp_once for stage in stages])
-    by_kind["pp"] = by_kind["pp"] + _tied_reduction_s(question, table, network)
-    by_kind["optimizer"] = _optimizer_s(clock, parameters) + float(clock.costs.step_s)
-    by_kind["compute"] = by_kind["compute"] + _memory_pressure_s(question, table, by_kind)
+    once = {
+        "dp": reduce(np.maximum, [stage.dp_once for stage in stages]),
+        "pp": _tied_reduction_s(question, table, network),
+        "optimizer": _optimizer_s(clock, parameters) + float(clock.costs.step_s),
+    }
+    by_kind["dp"] = by_kind["dp"] + once["dp"]
+    by_kind["pp"] = by_kind["pp"] + once["pp"]
+    by_kind["optimizer"] = once["optimizer"]
+    once["compute"] = _memory_pressure_s(question, table, by_kind)
+    by_kind["compute"] = by_kind["compute"] + once["compute"]
     pipeline = microbatches * longest + by_kind["bubble"]
     train = question.train
     return TimeTable(
@@ -123,6 +133,8 @@ def time_table(question: Question, table: LayoutTable, played: bool = False) -> 
         gpus=question.gpus,
         model_flops=model_flops_per_step(question.model, train.seq_len, train.global_batch_size),
         peak_flops_per_s=clock.device.peak_flops_per_s,
+        stages=tuple(in_order),
+        once=once,
     )
 
 

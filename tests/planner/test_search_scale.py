@@ -13,6 +13,7 @@ import pytest
 
 from seqplan.planner.choosing.beyond_trainer import LEAST_GAIN, faster_elsewhere
 from seqplan.planner.choosing.layout_grid import candidate_grids, candidate_tables
+from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.choosing.scan import scan
 from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.layout import Layout
@@ -27,12 +28,15 @@ from tests.planner.samples import cluster, decoder, encoder, question
 
 RELATIVE = 1e-12
 """The issue's bound between the search and the score of one layout."""
+PLAYED = 0.12
+"""With as few micro-batches as here a closed form may be so far from the event simulation."""
 
 
 def everything(model: Any = None, gpus: int = 8, *, memory_gib: float = 0.95, **changes: Any) -> Question:
     """A small model on nodes of two devices, and a trainer that can do all that a layout can say."""
     trainer = our_trainer()
-    more = {"partial_recompute": True, "ulysses": True, "interleaves_whole_groups": False}
+    more: dict[str, Any] = {"partial_recompute": True, "ulysses": True, "interleaves_whole_groups": False}
+    more["schedules"] = [*CAPABILITIES["schedules"], "zbh1", "zbh2"]
     capabilities = {**CAPABILITIES, **more, "vocab_multiple": 64}
     tuples: dict[str, Any] = {
         name: tuple(v) if isinstance(v, list) else v for name, v in capabilities.items()
@@ -71,11 +75,16 @@ def fitting(asked: Question, pins: Pins) -> tuple[int, list[tuple[float, Layout]
         legal += len(standing)
         if not len(standing):
             continue
-        times = time_estimates(asked, standing, [asked] * len(standing))
+        times = time_estimates(asked, standing, [asked] * len(standing), played=False)
         for row, (memory, step) in enumerate(zip(memory_estimates(asked, standing), times, strict=True)):
             if memory.peak_bytes <= memory.limit_bytes:
                 found.append((step.step_time_s, standing.row(row)))
     return legal, found
+
+
+def searched_s(asked: Question, layout: Layout) -> float:
+    """Step time of one layout in the closed form that the search uses."""
+    return float(time_table(asked, from_layout(layout, asked.train)).step_time_s[0])
 
 
 @pytest.mark.parametrize("asked", WORLDS, ids=WORLD_IDS)
@@ -90,7 +99,8 @@ def test_the_grids_give_the_numbers_of_one_layout_at_a_time(asked: Question) -> 
         memory, times = peak_memory(asked, grid.table), time_table(asked, grid.table)
         seconds = np.broadcast_to(times.step_time_s, grid.table.shape)
         for cell in random.choice(np.flatnonzero(legal), 12):
-            one = score(asked, grid.table.flat([cell]).row(0))
+            layout = grid.table.flat([cell]).row(0)
+            one = score(asked, layout)
             assert one.memory is not None
             assert one.time is not None
             stages = {held.stage: held.allocated_bytes for held in one.memory.stages}
@@ -98,7 +108,9 @@ def test_the_grids_give_the_numbers_of_one_layout_at_a_time(asked: Question) -> 
                 assert allocated.flat[cell] == pytest.approx(stages[stage], rel=RELATIVE)
             assert memory.peak_bytes.flat[cell] == pytest.approx(one.memory.peak_bytes, rel=RELATIVE)
             assert bool(memory.fits.flat[cell]) == one.fits
-            assert seconds.flat[cell] == pytest.approx(one.time.step_time_s, rel=RELATIVE)
+            assert seconds.flat[cell] == pytest.approx(searched_s(asked, layout), rel=RELATIVE)
+            # What is shown is the pipeline as it is played (test_event_simulation.py).
+            assert seconds.flat[cell] == pytest.approx(one.time.step_time_s, rel=PLAYED)
             compared += 1
     assert compared > 80
 
@@ -153,8 +165,8 @@ def test_the_leaders_are_those_of_a_loop_over_every_candidate(
             assert all(b >= a * (1 - RELATIVE) for a, b in itertools.pairwise(ordered))
     best = without_twins(sorted((each for each in found if not dominated(each[1], fits)), key=lambda x: x[0]))
     wanted = [float(f"{seconds:.5e}") for seconds, _ in best[:top]]
-    times = [score(asked, layout).time for layout in answer.best]
-    assert [float(f"{step.step_time_s:.5e}") for step in times if step] == pytest.approx(wanted, rel=1e-5)
+    times = [float(f"{searched_s(asked, layout):.5e}") for layout in answer.best]
+    assert times == pytest.approx(wanted, rel=1e-5)
     assert len(set(answer.best)) == len(answer.best) == min(top, len(best))
     assert set(answer.best) <= {layout for _, layout in found}
     assert not any(dominated(layout, fits) for layout in answer.best)
@@ -178,9 +190,7 @@ def test_what_beats_the_pick_elsewhere_is_found_by_bounds(asked: Question, facto
     limited = trainer.model_copy(update={"capabilities": trainer.capabilities.model_copy(update=lacks)})
     question_ = asked.model_copy(update={"implementation": limited})
     pick = scan(question_, Pins(), trainer_choices(question_), top=1).best[0]
-    pick_time = score(question_, pick).time
-    assert pick_time is not None
-    limit_s, top = pick_time.step_time_s * factor, 8
+    limit_s, top = searched_s(question_, pick) * factor, 8
     judged = [(each, verdict(question_, each[1])) for each in fitting(asked, Pins())[1]]
     found = [each for each, about in judged if about.costable and not about.runnable]
     fits: dict[Any, list[tuple[int, str]]] = {}
@@ -194,7 +204,7 @@ def test_what_beats_the_pick_elsewhere_is_found_by_bounds(asked: Question, facto
     ]
     wanted = [seconds for seconds, _ in without_twins(faster)[:top]]
     answer = faster_elsewhere(question_, Pins(), limit_s, top)
-    times = [step.step_time_s for layout in answer if (step := score(question_, layout).time)]
+    times = [searched_s(question_, layout) for layout in answer]
     assert times == pytest.approx(wanted, rel=1e-5)
     assert wanted or factor <= 1
     assert not any(verdict(question_, layout).runnable for layout in answer)

@@ -4,7 +4,7 @@ That space is a hundred times the trainer's own, and only what is faster than th
 before memory here, from coarse to fine, and each step is a lower bound of the next (planner test: the same
 answer as without bounds):
 1. a row (degrees, batch, attention) without recomputation, without the seconds of dp and optimizer, which
-   sharding decides, and with the least bubble of its chunks;
+   sharding decides, without sends, and with the bubble of its schedule;
 2. the row with each sharding under each schedule, still without recomputation, which only costs time;
 3. what is still faster is costed in full, memory first.
 """
@@ -12,6 +12,7 @@ answer as without bounds):
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -27,6 +28,11 @@ from seqplan.planner.memory.peak_memory import peak_memory
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.rules.legality import RULES, sieve
 from seqplan.planner.time_model import time_table
+from seqplan.planner.timing.pipeline_time import Passes, pipeline_s
+from seqplan.planner.timing.stage_time import StageTime
+
+UNDECIDED = ("dp", "optimizer", "bubble", "pp")
+"""Kinds of time that sharding and schedule decide."""
 
 LEAST_GAIN = 0.005
 """A layout less than so much faster than the pick is not worth another trainer."""
@@ -42,12 +48,20 @@ class _Bound:
     """Of the rows that are legal: seconds that they take at least, in whichever order of the mesh."""
 
     rows: Ints
-    without_bubble_s: Floats
-    bubble_s: Floats
-    """Under a schedule without chunks."""
+    working_s: Floats
+    """All but the bubble, of each order of the mesh."""
+    microbatches: Floats
+    passes: tuple[Passes, ...]
+    """Of every stage, without what it sends: a schedule may hide that."""
 
-    def faster_rows(self, chunks: int, than_s: float) -> Ints:
-        return self.rows[self.without_bubble_s + self.bubble_s / chunks < than_s]
+    def faster_rows(self, schedule: str, chunks: int, overlap: bool, than_s: float) -> Ints:
+        if not len(self.rows):
+            return self.rows
+        whole = pipeline_s(schedule, chunks, self.microbatches, self.passes, steps_overlap=overlap)
+        distinct = {id(passes): passes[0] + passes[1] for passes in self.passes}
+        longest = reduce(np.maximum, distinct.values())
+        bubble = np.maximum(whole - self.microbatches * longest, 0.0)
+        return self.rows[_least(self.working_s + bubble) < than_s]
 
 
 class _Beyond:
@@ -73,17 +87,22 @@ class _Beyond:
             legal = ~_breaks(self.question, bare.table, others)
             rows = np.flatnonzero(legal)
             if len(rows):
-                times = time_table(self.question, bare.in_orders(legal)[0])
-                bubble = _least(times.by_kind["bubble"])
-                undecided = times.by_kind["dp"] + times.by_kind["optimizer"] + times.by_kind["bubble"]
-                self._known[key] = _Bound(rows, _least(times.step_time_s - undecided), bubble)
+                table = bare.in_orders(legal)[0]
+                times = time_table(self.question, table)
+                working = times.step_time_s - sum(times.by_kind[kind] for kind in UNDECIDED)
+                passes = {stage: _passes(stage) for stage in times.stages}
+                in_order = tuple(passes[stage] for stage in times.stages)
+                count = table.num_microbatches.astype(np.float64)
+                self._known[key] = _Bound(rows, working, count, in_order)
             else:
-                self._known[key] = _Bound(rows, np.zeros(0), np.zeros(0))
+                self._known[key] = _Bound(rows, np.zeros(0), np.zeros(0), ())
         return self._known[key]
 
     def _by_sharding(self, grid: Grid, bound: _Bound) -> None:
         """Step 2: which cells [sharding, row] are fast enough without recomputation, in any order."""
-        rows = bound.faster_rows(grid.table.num_virtual_stages, self.leaders.worst_s)
+        schedule, chunks = grid.table.schedule, grid.table.num_virtual_stages
+        overlap = self.question.implementation.time.steps_overlap
+        rows = bound.faster_rows(schedule, chunks, overlap, self.leaders.worst_s)
         if not len(rows):
             return
         part = grid.take(rows)
@@ -115,6 +134,11 @@ def _breaks(question: Question, table: LayoutTable, names: tuple[str, ...]) -> B
     return broken
 
 
+def _passes(stage: StageTime) -> Passes:
+    durations = stage.durations("1f1b")
+    return durations.forward_s, durations.backward_s, durations.weight_s
+
+
 def _least(seconds: Floats) -> Floats:
     """Of each row the least over all leading axes."""
     return np.asarray(seconds.reshape(-1, seconds.shape[-1]).min(axis=0))
@@ -126,10 +150,9 @@ def _bare(table: LayoutTable) -> LayoutTable:
     That stage communicates once a step only, so that no micro-batch's time has any of it.
     """
     none = np.zeros(len(table), dtype=np.int64)
-    chunked = table.schedule == "interleaved"
     return replace(
         table,
-        schedule="1f1b" if chunked else table.schedule,
+        schedule=table.schedule if table.schedule in ("none", "zbv") else "1f1b",
         num_virtual_stages=1,
         recompute=none,
         recompute_layers=none,
