@@ -29,6 +29,9 @@ class Capabilities(Spec):
     partial_recompute: bool = Field(
         default=False, description="recompute_layers: some of a stage's layers, not only all or none"
     )
+    searches_recompute_layers: bool = Field(
+        default=True, description="suggest tries each such number; false: none or all, unless one is pinned"
+    )
     zero_stages: tuple[int, ...]
     precisions: tuple[str, ...]
     tp_sequence_parallel: tuple[bool, ...]

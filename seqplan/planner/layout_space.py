@@ -49,7 +49,7 @@ def trainer_choices(question: Question) -> Choices:
         attention=has.attention,
         tp_sequence_parallel=has.tp_sequence_parallel,
         schedules=has.schedules,
-        partial_recompute=has.partial_recompute,
+        partial_recompute=has.partial_recompute and has.searches_recompute_layers,
         hybrid_sharding=has.hybrid_sharding,
         ulysses=has.ulysses,
     )
