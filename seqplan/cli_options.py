@@ -62,7 +62,7 @@ class Ask(Spec):
     nodes: int | None = Field(default=None, ge=1, description="nodes, instead of --gpus")
     seq_len: str | None = Field(default=None, description="tokens of one sequence; 4k is 4096")
     global_batch_size: str | None = Field(default=None, description="sequences in one optimizer step")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         default="auto", description="compute dtype; auto: the best that device and trainer have"
     )
     implementation: str = Field(default="seqplan", description="the trainer that has to run it")
