@@ -105,8 +105,7 @@ def compare(source: PublishedSource, loaders: Loaders) -> ComparedSource:
     """Every row of the source through the memory model."""
     rows: list[ComparedRow] = []
     for group in source.groups:
-        trainer = loaders.implementation(group.implementation or source.implementation)
-        rows.extend(_compare_group(source, group, trainer, loaders))
+        rows.extend(_compare_group(source, group, loaders))
     errors = [abs(row.error) for row in rows if row.error is not None]
     results = []
     for goal in source.goals:
@@ -169,13 +168,18 @@ def _share(errors: list[float], limit: float) -> float:
     return sum(error <= limit for error in errors) / len(errors)
 
 
-def _compare_group(
-    source: PublishedSource, group: RowGroup, trainer: ImplementationSpec, loaders: Loaders
-) -> list[ComparedRow]:
+def ask_group(
+    source: PublishedSource, group: RowGroup, loaders: Loaders
+) -> list[tuple[Question, Layout, PublishedFacts]]:
+    """Each row as a question with its layout, and what was measured."""
+    base, cluster = loaders.model(group.model), loaders.cluster(group.cluster)
+    trainer = loaders.implementation(group.implementation or source.implementation)
+    return [_ask(source, group, row, base, cluster, trainer) for row in group.rows]
+
+
+def _compare_group(source: PublishedSource, group: RowGroup, loaders: Loaders) -> list[ComparedRow]:
     """Rows that share model, length and pipeline are rows of one table."""
-    base = loaders.model(group.model)
-    cluster = loaders.cluster(group.cluster)
-    asked = [_ask(source, group, row, base, cluster, trainer) for row in group.rows]
+    asked = ask_group(source, group, loaders)
     tables: dict[tuple[Any, ...], list[int]] = {}
     for place, (question, layout, _) in enumerate(asked):
         train = question.train.model_copy(update={"global_batch_size": 1})
