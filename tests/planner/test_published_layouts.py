@@ -1,6 +1,6 @@
 """The choice against layouts that real jobs used: each fits, and the best of its kind is hardly faster.
 
-The rows are profiles/published/launched-layouts.yaml (models, devices, options, each with its source). Recipes
+The rows are profiles/published/launched-layouts.yaml (model, devices, options, each with its source). Recipes
 that name no device are left out of the choice: their authors cannot have chosen for one.
 """
 
@@ -39,8 +39,8 @@ EXCEPTIONS = {
     # this trainer does all tokens, and the table that the layout is from took tp for memory, not for speed.
     "7.5B on 128": 0.85,
     # Two to four tp ranks and more stages are 11 % faster here, but not where it was tried: vTrain's rows of
-    # this very model on 512 A100 take 14.6 s at tp=8, pp=2, 21.9 s at tp=2, pp=8 (ours: 13), and 13.9 to 18.5 s
-    # at tp=4, pp=4 without order in the micro-batch. What slows them is not told, so it is not fitted.
+    # this very model on 512 A100 take 14.6 s at tp=8, pp=2, 21.9 s at tp=2, pp=8 (ours: 13), and 13.9 to
+    # 18.5 s at tp=4, pp=4 without order in the micro-batch. What slows them is not told, so it is not fitted.
     "39B on 512": 0.87,
 }
 
