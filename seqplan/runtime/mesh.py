@@ -7,6 +7,7 @@ replicated (or ZeRO-sharded) over it, and gradients and token counts are summed 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -23,7 +24,8 @@ class Mesh:
     """The process groups of one rank. Pass it; nothing here is global."""
 
     device_mesh: DeviceMesh
-    dp_sp_mesh: DeviceMesh
+    axis_meshes: Mapping[str, DeviceMesh]
+    """One-dimensional mesh of each axis and of "dp_sp": slicing costs milliseconds, and each layer asks."""
     dp: int
     pp: int
     tp: int
@@ -35,12 +37,15 @@ class Mesh:
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """The process group of an axis: "dp", "pp", "tp", "sp" or "dp_sp"."""
-        mesh = self.dp_sp_mesh if axis == DP_SP else self.device_mesh[axis]
-        return mesh.get_group()
+        return self.axis_meshes[axis].get_group()
 
     @property
     def tp_mesh(self) -> DeviceMesh:
-        return self.device_mesh["tp"]
+        return self.axis_meshes["tp"]
+
+    @property
+    def dp_sp_mesh(self) -> DeviceMesh:
+        return self.axis_meshes[DP_SP]
 
     @property
     def first_stage(self) -> bool:
@@ -75,7 +80,7 @@ def build_mesh(layout: Layout, device_type: str) -> Mesh:
     place = {axis: device_mesh.get_local_rank(axis) for axis in order}
     return Mesh(
         device_mesh=device_mesh,
-        dp_sp_mesh=dp_sp_mesh,
+        axis_meshes={DP_SP: dp_sp_mesh} | {axis: device_mesh[axis] for axis in order},
         **layout.degrees,
         dp_rank=place["dp"],
         pp_stage=place["pp"],
