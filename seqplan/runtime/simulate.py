@@ -146,7 +146,6 @@ def _rank(job: Job, stage: int, operators: Operators) -> Iterator[tuple[FakeTrai
     rank = fullest_rank(job.layout, stage)
     with fake_group(rank, job.layout.world_size), kernels_of("cuda" if job.on_gpu else "cpu"):
         trainer = FakeTrainer(job.model, job.train, job.layout, fake, tracker)
-        gc.collect()
         gc.disable()  # so that what ends is ended by its last reference alone, the same in every run
         try:
             with fake, tracker.running():

@@ -23,6 +23,8 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from seqplan.runtime.simulate_shapes import KnownResults
+
 if TYPE_CHECKING:
     from seqplan.runtime.simulate_replay import Operators
 
@@ -72,6 +74,7 @@ class Tracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self._operators = operators
+        self._results = KnownResults()
         self._records: dict[int, tuple[weakref.ref[torch.UntypedStorage], Record]] = {}
         self._paused = False
 
@@ -80,17 +83,29 @@ class Tracker(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented  # DTensor calls again with what this rank holds
+        if func is torch.ops.prim.device.default:
+            return torch.device("meta") if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
         kwargs = kwargs or {}
         if func in self._operators:
             assert not kwargs, kwargs
             return self._operators.call(self, func, args)
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].dtype.is_floating_point else 1  # there is no data: a loss, a count of one
-        result = func(*args, **kwargs)
+        result = self._result(func, args, kwargs)
         if not self._paused:
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
                     self.see(leaf)
+        return result
+
+    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = self._results.key(func, args, kwargs)
+        if key is None:
+            return func(*args, **kwargs)
+        result = self._results.known(key, args)
+        if result is None:
+            result = func(*args, **kwargs)
+            self._results.learn(key, args, result)
         return result
 
     def see(self, tensor: Tensor) -> Record:
