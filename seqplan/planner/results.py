@@ -102,6 +102,16 @@ class Rejected(Spec):
     example: str
 
 
+class PlayedLeaders(Spec):
+    """What the event simulation of the leaders' pipelines changed."""
+
+    played: int = Field(description="leaders with a pipeline that were near enough to matter")
+    differ: int = Field(description="of these, whose step time the simulation changed")
+    largest_difference: float = Field(description="closed form / simulation - 1, its largest size")
+    pick_changed: bool
+    text: str
+
+
 class SensitivityChange(Spec):
     """A rate that would change the pick."""
 
@@ -152,6 +162,9 @@ class Suggestion(Spec):
     nearest_miss: ScoredLayout | None = None
     with_other_trainers: tuple[ScoredLayout, ...] = ()
     sensitivity: Sensitivity | None = None
+    event_simulation: PlayedLeaders | None = Field(
+        default=None, description="null where no leader has a pipeline"
+    )
     job: TrainingJob | None = Field(default=None, description="with --tokens: the whole training")
     pareto: tuple[ParetoPoint, ...] = Field(
         default=(), description="with --top: what less memory or fewer GPUs cost in time"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from seqplan.planner.schedule_orders import order
+
 Direction = Literal["send_forward", "recv_forward", "send_backward", "recv_backward"]
 
 
@@ -40,18 +42,9 @@ Action = Compute | Exchange
 
 
 def computations(stage: int, num_stages: int, num_microbatches: int) -> list[Compute]:
-    """Order of forwards and backwards of `stage` under 1F1B (PipeDream-flush, Narayanan et al. 2104.04473).
-
-    Stage i runs min(p - 1 - i, m) warm-up forwards, then one forward and one backward in turn, then
-    drains. So at most min(p - i, m) micro-batches are in flight.
-    """
-    warm_up = min(num_stages - 1 - stage, num_microbatches)
-    order = [Compute("forward", i) for i in range(warm_up)]
-    for i in range(num_microbatches - warm_up):
-        order.append(Compute("forward", warm_up + i))
-        order.append(Compute("backward", i))
-    order.extend(Compute("backward", i) for i in range(num_microbatches - warm_up, num_microbatches))
-    return order
+    """Order of forwards and backwards of `stage` under 1F1B."""
+    steps = order("1f1b", stage, num_stages, num_microbatches)
+    return [Compute("forward" if step.kind == "forward" else "backward", step.micro_batch) for step in steps]
 
 
 def one_f_one_b(stage: int, num_stages: int, num_microbatches: int) -> list[Action]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from seqplan.planner.schedule import computations
-
 StepKind = Literal["forward", "backward", "input_gradient", "weight_gradient"]
 
 SPLIT_BACKWARD: tuple[str, ...] = ("zbh1", "zbh2", "zbv")
@@ -53,7 +51,7 @@ def order(schedule: str, stage: int, num_stages: int, num_microbatches: int, chu
     if schedule == "zbv":
         return [step for step in _v_shaped(stage, p, max(m, 2 * p - 1)) if step.micro_batch < m]
     assert schedule in ("none", "1f1b"), schedule
-    return [Step(each.kind, each.micro_batch) for each in computations(stage, p, m)]
+    return _one_f_one_b(stage, p, m)
 
 
 def most_in_flight(steps: list[Step]) -> int:
@@ -66,6 +64,17 @@ def most_in_flight(steps: list[Step]) -> int:
         elif step.kind != "input_gradient":
             kept -= 1
     return most
+
+
+def _one_f_one_b(stage: int, p: int, m: int) -> list[Step]:
+    """1F1B (PipeDream-flush, Narayanan et al. 2104.04473): min(p - 1 - stage, m) warm-up forwards, then a
+    forward and a backward in turn, then the drain. So at most min(p - stage, m) micro-batches are in flight.
+    """
+    warm_up = min(p - 1 - stage, m)
+    steps = [Step("forward", i) for i in range(warm_up)]
+    for i in range(m - warm_up):
+        steps += (Step("forward", warm_up + i), Step("backward", i))
+    return steps + [Step("backward", i) for i in range(m - warm_up, m)]
 
 
 def _interleaved(stage: int, p: int, m: int, chunks: int) -> list[Step]:

@@ -7,6 +7,7 @@ import time
 from seqplan.planner.choosing.beyond_trainer import faster_elsewhere
 from seqplan.planner.choosing.notes import assumptions, layout_warnings, position_warning, vocab_padding
 from seqplan.planner.choosing.placement import placement_lines
+from seqplan.planner.choosing.played_leaders import played_leaders, told
 from seqplan.planner.choosing.scaling import half_the_devices
 from seqplan.planner.choosing.scan import memory_text, scan
 from seqplan.planner.choosing.sensitivity import SEEN, sensitivity
@@ -17,7 +18,14 @@ from seqplan.planner.layout_space import check_pins, trainer_choices
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.typed_form import typed_flags
-from seqplan.planner.results import MemoryEstimate, Reason, ScoredLayout, Suggestion, TimeEstimate
+from seqplan.planner.results import (
+    MemoryEstimate,
+    PlayedLeaders,
+    Reason,
+    ScoredLayout,
+    Suggestion,
+    TimeEstimate,
+)
 from seqplan.planner.rules.legality import Verdict, verdict
 from seqplan.planner.time_model import time_estimate
 
@@ -84,10 +92,10 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         assert found.nearest is not None
         nearest = score(question, found.nearest)
         would_fit = what_would_fit(question, pins)
-    ranked = tuple(score(question, layout) for layout in found.best[: max(top, 1)])
+    leaders = played_leaders(question, found.best, top)
+    ranked = tuple(score(question, layout) for layout in leaders.layouts[: max(top, 1)])
     if ranked and ranked[0].time is not None:
-        beyond = faster_elsewhere(question, pins, ranked[0].time.step_time_s, BEYOND_SHOWN)
-        others = tuple(score(question, layout) for layout in beyond)
+        others = _beyond(question, pins, ranked[0].time.step_time_s)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
     warnings += tight_pick(ranked)
     if ranked and ranked[0].time is not None:
@@ -96,6 +104,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     states = [states_note(question, one.layout, one.memory) for one in shown if one.memory is not None]
     padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []
     placed = [f"links: {line}" for one in shown for line in placement_lines(question, one.layout, one.time)]
+    played = told(found.best, leaders) if found.best else None
     return Suggestion(
         pick=ranked[0] if ranked else None,
         ranked=ranked,
@@ -106,11 +115,20 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit=would_fit,
         nearest_miss=nearest,
         with_other_trainers=others,
-        sensitivity=sensitivity(question, found.best) if found.best else None,
-        notes=(*assumptions(question), *states, *placed, *padding, *_pinned(pins)),
+        sensitivity=sensitivity(question, leaders.layouts, leaders.corrections) if found.best else None,
+        event_simulation=played,
+        notes=(*assumptions(question), *states, *placed, *padding, *_played(played), *_pinned(pins)),
         warnings=tuple(text for text in warnings if text not in padding),
         elapsed_s=time.perf_counter() - start,
     )
+
+
+def _beyond(question: Question, pins: Pins, pick_s: float) -> tuple[ScoredLayout, ...]:
+    """What the trainer cannot run and is faster than the pick, also when it is played."""
+    beyond = faster_elsewhere(question, pins, pick_s, BEYOND_SHOWN)
+    found = played_leaders(question, beyond, BEYOND_SHOWN)
+    faster = zip(found.layouts, found.played_s, strict=True)
+    return tuple(score(question, layout) for layout, seconds in faster if seconds < pick_s)
 
 
 def tight_pick(ranked: tuple[ScoredLayout, ...]) -> tuple[str, ...]:
@@ -133,6 +151,11 @@ def _padding(question: Question, pins: Pins, tp: int) -> list[str]:
     padded = question.implementation.capabilities.padded_vocab(question.model.vocab_size, tp)
     asked = (pins.tp or 1) > 1
     return [vocab_padding(question, tp)] if asked or int(padded) != question.model.vocab_size else []
+
+
+def _played(played: PlayedLeaders | None) -> list[str]:
+    """What the event simulation of the leaders' pipelines changed."""
+    return [f"{played.text[0].upper()}{played.text[1:]}"] if played is not None else []
 
 
 def _pinned(pins: Pins) -> list[str]:

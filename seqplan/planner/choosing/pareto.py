@@ -7,7 +7,9 @@ beats in all three is left out.
 
 from __future__ import annotations
 
+from seqplan.planner.choosing.played_leaders import played_leaders
 from seqplan.planner.choosing.scan import scan
+from seqplan.planner.choosing.sensitivity import SEEN
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout_space import check_pins, trainer_choices
 from seqplan.planner.question import Pins, Question
@@ -47,16 +49,17 @@ def _fastest(question: Question, pins: Pins) -> ParetoPoint | None:
         check_pins(question, pins)
     except SeqplanError:
         return None
-    best = scan(question, pins, trainer_choices(question), top=1).best
-    if not best:
+    found = scan(question, pins, trainer_choices(question), top=SEEN).best
+    if not found:
         return None
-    scored = score(question, best[0])
+    best = played_leaders(question, found, 1).layouts[0]
+    scored = score(question, best)
     assert scored.time is not None
     assert scored.memory is not None
     seconds = scored.time.step_time_s
     return ParetoPoint(
         gpus=question.gpus,
-        layout=best[0],
+        layout=best,
         step_time_s=seconds,
         peak_bytes=scored.memory.peak_bytes,
         gpu_hours_a_step=seconds * question.gpus / 3600,
