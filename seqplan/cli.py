@@ -228,6 +228,7 @@ def validate(
 app.command()(cli_verify.verify)
 app.command()(cli_limits.limits)
 app.command()(cli_calibrate.calibrate)
+app.command()(cli_calibrate.fit)
 app.command()(cli_catalog.models)
 app.command()(cli_catalog.clusters)
 

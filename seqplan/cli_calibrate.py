@@ -41,8 +41,7 @@ def calibrate(
 
     if not 1.0 <= seconds <= LONGEST_S:
         raise SeqplanError(f"--seconds {seconds:g} must be from 1 to {LONGEST_S:g}.")
-    if output.suffix not in (".yaml", ".yml"):
-        raise SeqplanError(f"-o {output} is not a YAML file.", "Name it such as cluster.yaml.")
+    _check_target(output)
     check_output_path(output)
     with progress_bar("calibrating") as progress:
         measured = measure(nproc, device, seconds, progress)
@@ -59,3 +58,62 @@ def calibrate(
     else:
         render_calibration.show_calibration(cluster, measured)
     render.tell("written", [str(output)])
+
+
+def fit(
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="the cluster file to refine, or a built-in name")
+    ],
+    more_runs: Annotated[list[Path] | None, typer.Argument(metavar="[metrics.jsonl]...", hidden=True)] = None,
+    *,
+    runs: Annotated[
+        list[Path], typer.Option("--from", metavar="metrics.jsonl...", help="what finished runs left")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.yaml", help="default: PROFILE's name with -fitted"),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Refine a cluster file by finished runs.
+
+    Fits few factors (matmuls, attention, memory, launches, links) to the runs' step times, says how much
+    closer they are, and leaves what the runs do not determine as it was.
+    """
+    import time
+
+    from seqplan import cli_inputs, profiles, render, render_calibration
+    from seqplan.planner.calibration.cluster_profile import cluster_text
+    from seqplan.planner.calibration.fit_runs import fit_runs
+    from seqplan.planner.calibration.run_records import read_run
+    from seqplan.planner.plan import check_output_path
+
+    target = Path(f"{Path(profile).stem}-fitted.yaml") if output is None else output
+    _check_target(target)
+    check_output_path(target)
+    cluster = cli_inputs.read_cluster(profile)
+    given = [*runs, *(more_runs or [])]
+    twice = sorted({str(path) for path in given if given.count(path) > 1})
+    if twice:
+        raise SeqplanError(f"--from names {', '.join(twice)} more than once.", "Give each run once.")
+    read = [read_run(path) for path in given]
+    count = f"{len(read)} run{'s' * (len(read) > 1)}"
+    source = f"fitted by seqplan fit on {time.strftime('%Y-%m-%d')} to {count}"
+    fitted = fit_runs(cluster, read, profiles.load_implementation, source)
+    changed = any(factor.after != factor.before for factor in fitted.report.factors)
+    if changed:
+        named = fitted.cluster.model_copy(update={"name": target.stem})
+        target.write_text(cluster_text(named, f"{cluster.name}, {source}"), encoding="utf-8")
+    if as_json:
+        render.show_json(fitted.report)
+    else:
+        render_calibration.show_fit(fitted.report)
+    if not changed:
+        render.tell("note", [f"nothing is determined by {count}, so {target} is not written"])
+        raise typer.Exit(1)
+    render.tell("written", [str(target)])
+
+
+def _check_target(target: Path) -> None:
+    if target.suffix not in (".yaml", ".yml"):
+        raise SeqplanError(f"-o {target} is not a YAML file.", "Name it such as cluster.yaml.")

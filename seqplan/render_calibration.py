@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from seqplan import render
 
 if TYPE_CHECKING:
+    from seqplan.planner.calibration.fit_runs import FitReport
     from seqplan.planner.calibration.samples import Measurements
     from seqplan.planner.cluster_spec import ClusterSpec
 
@@ -46,6 +48,35 @@ def show_calibration(cluster: ClusterSpec, measured: Measurements) -> None:
             table.add_row(f"{link.name}, a step", f"{1e6 * float(link.latency_s):.0f} us", "")
             table.add_row(f"{link.name}, at best", _bytes(float(link.bytes_per_s)), "")
     render.show([table])
+
+
+def show_fit(report: FitReport) -> None:
+    """What changed, what did not and why, and the runs before and after."""
+    from rich.table import Table
+
+    factors = Table(title="numbers of the profile", title_justify="left")
+    for column in ("number", "before", "after", "share of time", ""):
+        factors.add_column(
+            column, justify="right" if column in ("before", "after", "share of time") else "left"
+        )
+    for each in report.factors:
+        said = each.why_not or ("at its bound" if each.at_bound else "")
+        after = "unchanged" if each.why_not else f"{each.after:.4g}"
+        factors.add_row(each.name, f"{each.before:.4g}", after, f"{100 * each.effect:.0f} %", said)
+    runs = Table(title="runs: predicted over measured", title_justify="left")
+    for column in ("run", "layout", "steps", "measured", "before", "after"):
+        runs.add_column(column, justify="left" if column in ("run", "layout") else "right")
+    for run in report.runs:
+        runs.add_row(
+            run.path,
+            run.layout,
+            str(run.steps),
+            render.duration(run.measured_s),
+            f"{run.before_s / run.measured_s:.2f}",
+            f"{run.after_s / run.measured_s:.2f}",
+        )
+    first, last = (100 * (math.exp(error) - 1) for error in (report.error_before, report.error_after))
+    render.show([factors, runs, f"error (root mean square): {first:.1f} % before, {last:.1f} % after"])
 
 
 def _flops(rate: float) -> str:

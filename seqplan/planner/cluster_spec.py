@@ -34,6 +34,8 @@ FIRST_SM_WITH_BF16 = 80
 """Compute capability 8.0 (NVIDIA A100 whitepaper, 2020: bf16 is new in it)."""
 
 
+TransferKind = Literal["all_reduce", "all_gather", "reduce_scatter", "neighbour"]
+
 NO_CURVE = Quantity(0.0, "assumed: the same rate at every size")
 
 
@@ -79,10 +81,21 @@ class DeviceSpec(Spec):
     attention_half_tokens: Quantity = Field(
         default=NO_CURVE, description="tokens of a block at which attention reaches half of its rate"
     )
+    attention_half_head_dim: Quantity = Field(
+        default=NO_CURVE, description="head size at which attention reaches half of its rate"
+    )
+    attention_causal_tile: Quantity = Field(
+        default=NO_CURVE,
+        description="a causal mask spares whole tiles of this many keys; the rest that it hides is computed",
+    )
     memory_efficiency: ShareQuantity = Field(
         description="share of the bandwidth that elementwise work reaches"
     )
     kernel_launch_s: Quantity = Field(description="time that starting one operation costs")
+    transfers_overlap: bool = Field(
+        default=True,
+        description="transfers run beside computation; false where the cores that compute move the bytes",
+    )
     context_bytes: Quantity = Field(description="CUDA context and library workspaces, a row of its own")
     fragmentation_fraction: FractionQuantity = Field(
         description="share of allocated bytes lost to the caching allocator"
@@ -142,6 +155,14 @@ class LinkSpec(Spec):
     bytes_per_s: PositiveQuantity = Field(description="one way; vendors print both ways added")
     latency_s: Quantity = Field(description="of one message or one step of a ring")
     efficiency: ShareQuantity = Field(description="share of bytes_per_s that a large transfer reaches")
+    collective_efficiency: dict[TransferKind, ShareQuantity] = Field(
+        default_factory=dict, description="the same for single kinds of transfer, where they differ"
+    )
+
+    def slowdown(self, kind: TransferKind) -> float:
+        """Seconds of this kind of transfer over those at `efficiency`."""
+        shares: dict[str, float] = {name: float(share) for name, share in self.collective_efficiency.items()}
+        return float(self.efficiency) / shares.get(kind, float(self.efficiency))
 
     @model_validator(mode="after")
     def _plausible(self) -> LinkSpec:

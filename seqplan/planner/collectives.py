@@ -21,6 +21,7 @@ import numpy as np
 
 from seqplan.planner.activations import Floats
 from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.cluster_spec import TransferKind
 from seqplan.planner.question import Question
 
 
@@ -56,6 +57,10 @@ class Network:
     nic_bytes_per_s: float
     inter_latency_s: float
     nics: int
+    overlaps: bool = True
+    """Whether computation can hide a transfer at all; not where the same cores do both."""
+    slowdowns: tuple[tuple[TransferKind, float, float], ...] = ()
+    """Kinds of transfer that are slower than the links' efficiency says: factors in a node and between."""
 
     @classmethod
     def of(cls, question: Question) -> Network:
@@ -69,6 +74,13 @@ class Network:
             nic_bytes_per_s=float(cluster.inter_node.bytes_per_s) * float(cluster.inter_node.efficiency),
             inter_latency_s=float(cluster.inter_node.latency_s),
             nics=cluster.nics_per_node,
+            overlaps=cluster.device.transfers_overlap,
+            slowdowns=tuple(
+                (kind, cluster.intra_node.slowdown(kind), cluster.inter_node.slowdown(kind))
+                for kind in dict.fromkeys(
+                    (*cluster.intra_node.collective_efficiency, *cluster.inter_node.collective_efficiency)
+                )
+            ),
         )
 
     def group(self, table: LayoutTable, axes: tuple[str, ...]) -> Group:
@@ -108,18 +120,31 @@ class Network:
     def _latency_s(self, group: Group) -> Floats:
         return np.where(group.inside_node, self.intra_latency_s, self.inter_latency_s)
 
-    def all_gather_s(self, whole_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
-        """`whole_bytes`: of all gathered tensors together. A reduce-scatter takes the same time."""
-        steps = group.size - 1.0
-        transfer = steps / group.size * whole_bytes / self._rate(group)
-        return np.asarray(messages * steps * self._latency_s(group) + transfer)
+    def _slowdown(self, kind: TransferKind, group: Group) -> Any:
+        """Factor on the time of the bytes, for a kind that a profile tells apart."""
+        for name, inside, between in self.slowdowns:
+            if name == kind:
+                return np.where(group.inside_node, inside, between)
+        return 1.0
 
-    reduce_scatter_s = all_gather_s
+    def all_gather_s(self, whole_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
+        """`whole_bytes`: of all gathered tensors together."""
+        return self._around(whole_bytes, group, messages, "all_gather")
+
+    def reduce_scatter_s(self, whole_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
+        """`whole_bytes`: before it. The volume and the steps of an all-gather."""
+        return self._around(whole_bytes, group, messages, "reduce_scatter")
+
+    def _around(self, whole_bytes: Any, group: Group, messages: Any, kind: TransferKind) -> Floats:
+        steps = group.size - 1.0
+        transfer = steps / group.size * whole_bytes / self._rate(group) * self._slowdown(kind, group)
+        return np.asarray(messages * steps * self._latency_s(group) + transfer)
 
     def all_reduce_s(self, tensor_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
         """The volume of a reduce-scatter and an all-gather."""
         steps = np.minimum(group.size - 1.0, 2.0 * np.log2(group.size))
         transfer = 2.0 * (group.size - 1.0) / group.size * tensor_bytes / self._rate(group)
+        transfer = transfer * self._slowdown("all_reduce", group)
         return np.asarray(messages * steps * self._latency_s(group) + transfer)
 
     def all_to_all_s(self, held_bytes: Any, group: Group, messages: Any = 1.0) -> Floats:
@@ -144,4 +169,5 @@ class Network:
         flows = self.ranks_on_node / group.ranks_per_node
         nic = np.minimum(self.nic_bytes_per_s, self.nics * self.nic_bytes_per_s / flows)
         rate = np.where(group.inside_node, self.intra_bytes_per_s, nic)
-        return np.where(group.size > 1, self._latency_s(group) + sent_bytes / rate, 0.0)
+        transfer = sent_bytes / rate * self._slowdown("neighbour", group)
+        return np.where(group.size > 1, self._latency_s(group) + transfer, 0.0)

@@ -27,6 +27,7 @@ from seqplan.planner.timing.data_parallel_time import DataParallelClock
 from seqplan.planner.timing.flops import model_flops_per_step
 from seqplan.planner.timing.layer_time import LayerClock
 from seqplan.planner.timing.pipeline_time import pipeline_s
+from seqplan.planner.timing.shared_cores import on_shared_cores_s
 from seqplan.planner.timing.stage_time import StageTime, played_s, stage_time
 
 OPTIMIZER_BYTES = 28
@@ -113,6 +114,12 @@ def time_table(question: Question, table: LayoutTable, played: bool = False) -> 
         whole = pipeline_s(
             table.schedule, chunks, microbatches, passes, stages[0].hidden_hop, steps_overlap=overlap
         )
+    if clock.device.core_share < 1.0:
+        whole = on_shared_cores_s(whole, microbatches * all_stages / table.pp, clock.device.core_share)
+        # Then the slowest stage has more than its share too.
+        faster = np.minimum(whole / (microbatches * longest), 1.0)
+        by_kind = {kind: seconds * faster for kind, seconds in by_kind.items()}
+        longest = longest * faster
     by_kind["bubble"] = np.maximum(whole - microbatches * longest, 0.0)
     once = {
         "dp": reduce(np.maximum, [stage.dp_once for stage in stages]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,8 @@ from seqplan.runtime.host_memory import TORCH_BYTES
 
 if TYPE_CHECKING:
     import torch
+
+    from seqplan.runtime.calibrate_timing import Task
 
 DeviceType = Literal["auto", "cpu", "cuda"]
 
@@ -43,7 +46,7 @@ def measure(nproc: int | None, device: DeviceType, seconds: float, progress: Pro
     ranks = nproc or _own_ranks(device_type)
     _check_ranks(ranks, device_type)
     limit_s = 4.0 * seconds + STARTING_S
-    answer = run_on_ranks(ranks, device_type, _measure_rank, (ranks, seconds), progress, limit_s)
+    answer = run_on_ranks(ranks, device_type, measure_rank, (ranks, seconds), progress, limit_s)
     assert isinstance(answer, Measurements)
     return answer
 
@@ -64,7 +67,7 @@ def _inside_job(
         "nccl" if device_type == "cuda" else "gloo", timeout=timedelta(seconds=4.0 * seconds + STARTING_S)
     )
     first = dist.get_rank() == 0
-    measured = _measure_rank(device, progress if first else None, local, seconds)
+    measured = measure_rank(device, progress if first else None, local, seconds)
     dist.barrier()
     dist.destroy_process_group()
     return measured if first else None
@@ -99,17 +102,22 @@ def _check_ranks(ranks: int, device_type: str) -> None:
         raise SeqplanError(f"--nproc {ranks} must be from 1 to {found} {what}.")
 
 
-def _measure_rank(
-    device: torch.device, report: Progress | None, ranks_per_node: int, seconds: float
+def measure_rank(
+    device: torch.device,
+    report: Progress | None,
+    ranks_per_node: int,
+    seconds: float,
+    rounds: int = ROUNDS,
+    more: Sequence[Task] = (),
 ) -> Measurements:
-    """All measurements on this rank; the same numbers on every rank."""
+    """All measurements on this rank; the same numbers on every rank. `more` is timed in turns with them."""
     import torch
     import torch.distributed as dist
 
     from seqplan.runtime import calibrate_compute as compute
     from seqplan.runtime.calibrate_layer import Launches, Traffic
     from seqplan.runtime.calibrate_links import Transfers, link_groups
-    from seqplan.runtime.calibrate_timing import Task, time_all
+    from seqplan.runtime.calibrate_timing import time_all
 
     kernels = compute.usable_kernels(device)
     # The width that training between the matmuls has: bf16 where the device is made for it.
@@ -120,8 +128,8 @@ def _measure_rank(
     transfers = [Transfers(device, link) for link in link_groups(ranks_per_node)]
     parts: list[Any] = [*matmuls, *attention, copies, traffic, launches, *transfers]
     tasks: list[Task] = [task for part in parts for task in part.tasks]
-    window_s = min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, seconds / len(tasks) / ROUNDS))
-    time_all(tasks, device, window_s, ROUNDS, report)
+    window_s = min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, seconds / len(tasks) / rounds))
+    time_all([*tasks, *more], device, window_s, rounds, report)
     return Measurements(
         **_machine(device, ranks_per_node),
         ranks_per_node=ranks_per_node,
@@ -132,7 +140,7 @@ def _measure_rank(
         traffic=(*copies.samples(), *traffic.samples()),
         launch_s=launches.launch_s(),
         transfers=tuple(sample for part in transfers for sample in part.samples()),
-        repeats=ROUNDS,
+        repeats=rounds,
         date=time.strftime("%Y-%m-%d"),
         software=f"torch {torch.__version__}",
     )

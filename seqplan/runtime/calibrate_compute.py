@@ -5,6 +5,8 @@ Shapes: B batch, H heads, S tokens, D head size.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,7 +17,7 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import Kernel
 from seqplan.runtime.block_attention import block_backward, block_forward
 from seqplan.runtime.block_masks import Block, require_kernel
-from seqplan.runtime.calibrate_timing import Task
+from seqplan.runtime.calibrate_timing import InTurn, Task
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -30,9 +32,14 @@ MATMULS = {
         (4096, 1024, 4096), (4096, 4096, 512), (8192, 512, 4096), (16384, 4096, 1024), (1024, 4096, 8192),
     ),
 }  # fmt: skip
-ATTENTION_TOKENS = {"cpu": (128, 256, 512, 1024), "cuda": (512, 1024, 2048, 4096, 8192, 16384)}
-ATTENTION_HEADS = {"cpu": (4, 64), "cuda": (16, 128)}
-"""Heads and head size."""
+# (tokens, heads, head size)
+ATTENTION = {
+    "cpu": ((128, 4, 64), (256, 4, 64), (512, 4, 64), (1024, 4, 64), (256, 8, 32), (256, 2, 128)),
+    "cuda": (
+        (512, 32, 128), (1024, 32, 128), (2048, 16, 128), (4096, 16, 128), (8192, 16, 128), (16384, 8, 128),
+        (2048, 32, 64), (8192, 32, 64),
+    ),
+}  # fmt: skip
 
 COPY_BYTES = {"cpu": (1 << 20, 8 << 20, 32 << 20), "cuda": (64 << 20, 256 << 20, 1 << 30)}
 
@@ -69,11 +76,10 @@ class Matmuls:
         self.dtype, self.sizes = dtype, MATMULS[device.type]
         self.tasks = []
         for rows, columns, depth in self.sizes:
-            x = torch.randn(rows, depth, device=device).to(DTYPES[dtype])
-            weight = torch.randn(columns, depth, device=device).to(DTYPES[dtype])
-            self.tasks.append(
-                Task(f"matmul {dtype} {rows} x {columns} x {depth}", partial(F.linear, x, weight))
-            )
+            make = partial(_linear, rows, columns, depth, DTYPES[dtype], device)
+            size = DTYPES[dtype].itemsize * (rows * depth + depth * columns + rows * columns)
+            call = InTurn(make, size, device.type)
+            self.tasks.append(Task(f"matmul {dtype} {rows} x {columns} x {depth}", call))
 
     def samples(self) -> list[MatmulSample]:
         return [
@@ -82,23 +88,25 @@ class Matmuls:
         ]
 
 
+def _linear(
+    rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], object]:
+    x = torch.randn(rows, depth, device=device).to(dtype)
+    return partial(F.linear, x, torch.randn(columns, depth, device=device).to(dtype))
+
+
 class BlockAttention:
-    """One causal block, forward and backward, over lengths."""
+    """One causal block, forward and backward, over lengths and head sizes."""
 
     def __init__(self, device: torch.device, dtype: Dtype, kernel: Kernel) -> None:
-        self.dtype, self.lengths = dtype, ATTENTION_TOKENS[device.type]
-        self.heads, self.size = ATTENTION_HEADS[device.type]
+        self.dtype, self.shapes = dtype, ATTENTION[device.type]
         self.tasks = []
-        for tokens in self.lengths:
-            shape = (1, self.heads, tokens, self.size)
-            q, k, v, dout = (torch.randn(shape, device=device).to(DTYPES[dtype]) for _ in range(4))
-            block = Block(kernel=kernel, causal=True, scale=self.size**-0.5)
-            out, lse = block_forward(q, k, v, block)
-            what = f"attention {dtype} {tokens} tokens"
-            self.tasks.append(Task(what, partial(block_forward, q, k, v, block)))
-            self.tasks.append(
-                Task(f"{what}, backward", partial(block_backward, dout, q, k, v, out, lse, block))
-            )
+        for tokens, heads, size in self.shapes:
+            shape, what = (1, heads, tokens, size), f"attention {dtype} {tokens} tokens, heads of {size}"
+            for backward in (False, True):
+                make = partial(_block, shape, DTYPES[dtype], device, kernel, backward)
+                call = InTurn(make, 4.0 * math.prod(shape) * DTYPES[dtype].itemsize, device.type)
+                self.tasks.append(Task(what + ", backward" * backward, call))
 
     def samples(self) -> list[AttentionSample]:
         pairs = zip(self.tasks[0::2], self.tasks[1::2], strict=True)
@@ -106,12 +114,23 @@ class BlockAttention:
             AttentionSample(
                 dtype=self.dtype,
                 tokens=tokens,
-                forward_flops=4.0 * self.heads * self.size * tokens * tokens / 2.0,
+                head_dim=size,
+                forward_flops=4.0 * heads * size * tokens * tokens / 2.0,
                 forward_s=forward.seconds,
                 backward_s=backward.seconds,
             )
-            for tokens, (forward, backward) in zip(self.lengths, pairs, strict=True)
+            for (tokens, heads, size), (forward, backward) in zip(self.shapes, pairs, strict=True)
         ]
+
+
+def _block(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernel: Kernel, backward: bool
+) -> Callable[[], object]:
+    q, k, v, dout = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
+    block = Block(kernel=kernel, causal=True, scale=shape[-1] ** -0.5)
+    if not backward:
+        return partial(block_forward, q, k, v, block)
+    return partial(block_backward, dout, q, k, v, *block_forward(q, k, v, block), block)
 
 
 class Copies:

@@ -18,9 +18,14 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from seqplan.planner.calibration.run_records import RunHeader
 from seqplan.planner.spec import Spec
 
 T = TypeVar("T")
+
+UNTIMED_STEPS = 2
+"""The first steps are left out of the step time: they build buffers and optimizer states (step 1), and a
+CPU's memory is measured under the profiler (step 2)."""
 
 
 class StepMetrics(Spec):
@@ -38,6 +43,8 @@ class StepMetrics(Spec):
     mfu: float | None
     peak_memory_bytes: int | None
     """Of rank 0, up to this step; None on a CPU before the step that is measured."""
+    run: RunHeader | None = None
+    """In the first line only: what was run, so that the file needs nothing beside it (`seqplan fit`)."""
 
 
 class RankReport(Spec):
@@ -86,7 +93,8 @@ class MetricsFile:
 
     def write(self, metrics: StepMetrics) -> None:
         # A loss that is not finite becomes null: NaN is not JSON.
-        self._file.write(metrics.model_dump_json() + "\n")
+        left_out = {"run"} if metrics.run is None else None
+        self._file.write(metrics.model_dump_json(by_alias=True, exclude=left_out) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from seqplan.planner.calibration.run_records import RunHeader
 from seqplan.runtime.metrics import (
+    UNTIMED_STEPS,
     MetricsFile,
     RankReport,
     RunSummary,
@@ -65,9 +67,26 @@ class Reporter:
             tokens_per_s=self.tokens / seconds,
             mfu=self.mfu(seconds),
             peak_memory_bytes=peak_bytes,
+            run=self.header() if len(self.losses) == 1 else None,
         )
         self._file.write(metrics)
         self._line.show(metrics)
+
+    def header(self) -> RunHeader:
+        """What the first line says of the run."""
+        plan = self.plan
+        return RunHeader(
+            schema="seqplan-run/1",
+            model=plan.model,
+            cluster=plan.cluster,
+            gpus=plan.gpus,
+            train=plan.train,
+            layout=plan.layout,
+            implementation=plan.implementation,
+            device="cuda" if self.on_gpu else "cpu",
+            planned_step_time_s=plan.estimate.time.step_time_s,
+            untimed_steps=UNTIMED_STEPS,
+        )
 
     def mfu(self, step_time_s: float) -> float | None:
         if not self.knows_peak:

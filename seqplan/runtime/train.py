@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.runtime.data import BatchPart, Data, TextData
-from seqplan.runtime.metrics import RankReport, RunSummary, measure_peak_bytes
+from seqplan.runtime.metrics import UNTIMED_STEPS, RankReport, RunSummary, measure_peak_bytes
 from seqplan.runtime.options import RunOptions
 from seqplan.runtime.report import Reporter
 from seqplan.runtime.text_files import TextFiles
@@ -28,10 +28,6 @@ from seqplan.runtime.worker import MakeTrainer
 if TYPE_CHECKING:
     from seqplan.planner.plan import Plan
     from seqplan.runtime.trainer import StepResult
-
-UNTIMED_STEPS = 2
-"""The first steps are left out of the step time: they build buffers and optimizer states (step 1), and a
-CPU's memory is measured under the profiler (step 2)."""
 
 
 def train(

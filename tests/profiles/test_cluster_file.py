@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from seqplan import profiles
-from seqplan.planner.cluster_spec import DeviceSpec
+from seqplan.planner.cluster_spec import DeviceSpec, LinkSpec
 from seqplan.planner.errors import SeqplanError
+from seqplan.planner.spec import Spec
 
 GOOD = """\
 name: lab
@@ -89,7 +90,13 @@ def _fields(data: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str,
 
 def test_every_field_left_out_is_named(file: Path) -> None:
     whole = profiles.load_cluster("dgx-h100").model_dump(mode="json")
-    free = {("device", name) for name, field in DeviceSpec.model_fields.items() if not field.is_required()}
+    parts: dict[str, type[Spec]] = {"device": DeviceSpec, "intra_node": LinkSpec, "inter_node": LinkSpec}
+    free = {
+        (part, name)
+        for part, spec in parts.items()
+        for name, field in spec.model_fields.items()
+        if not field.is_required()
+    }
     for path in _fields(whole):
         data = json.loads(json.dumps(whole))
         parent = data if len(path) == 1 else data[path[0]]

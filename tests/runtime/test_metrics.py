@@ -151,7 +151,8 @@ def test_the_report_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
             reporter.step(step, StepResult(4.0 / step, 1.0, 0.1, 5), 0.25, 123)
         summary = reporter.finish([report(0, 0, 123, 0.25), report(1, 1, 99, 0.2)])
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert set(lines[0]) == {
+    assert lines[0].pop("run")["layout"]["dp"] == 2  # what the steps are steps of, in the first line only
+    assert set(lines[0]) == set(lines[1]) == {
         *("step", "loss", "grad_norm", "lr", "tokens", "loss_tokens", "step_time_s", "tokens_per_s"),
         *("mfu", "peak_memory_bytes"),
     }

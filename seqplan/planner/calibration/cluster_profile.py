@@ -14,7 +14,7 @@ import yaml
 
 from seqplan.planner.calibration.rate_curves import Curve, attention_curve, matmul_curve, transfer_line
 from seqplan.planner.calibration.samples import Measurements, TransferSample
-from seqplan.planner.cluster_spec import DeviceSpec
+from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec
 
 DIGITS = 4
 """Significant digits of a measured number: more would be noise."""
@@ -62,6 +62,13 @@ def profile_text(profile: Mapping[str, Any], measured: Measurements) -> str:
     return head + yaml.dump(dict(profile), sort_keys=False, width=1000, allow_unicode=True)
 
 
+def cluster_text(cluster: ClusterSpec, made: str) -> str:
+    """A whole profile as the file that reads as it."""
+    return f"# {made}.\n" + yaml.dump(
+        cluster.model_dump(mode="json", exclude_none=True), sort_keys=False, width=1000, allow_unicode=True
+    )
+
+
 class _Source:
     """The text that goes with a measured number."""
 
@@ -88,7 +95,7 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
     if measured.cores_per_node is not None:
         share = min(1.0, measured.cores_per_node / measured.ranks_per_node)
         under = f", of one core while {measured.ranks_per_node} ranks shared {measured.cores_per_node}"
-    matmul = matmul_curve(measured.matmuls, measured.launch_s)
+    matmul = matmul_curve(measured.matmuls)
     attention = attention_curve(measured.attention)
     copy_bytes_per_s = _rate(measured, "copy") / share
     work_bytes_per_s = _rate(measured, "elementwise") / share
@@ -124,11 +131,16 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
         "attention_efficiency": said.of(max(attention_shares.values()), _fit(attention, "share of the peak")),
         "attention_dtype_efficiency": {dtype: said.of(each) for dtype, each in attention_shares.items()},
         "attention_half_tokens": said.of(attention.half_sizes[0], _fit(attention, "tokens at half rate")),
+        "attention_half_head_dim": said.of(
+            attention.half_sizes[1], _fit(attention, "head size at half rate")
+        ),
+        "attention_causal_tile": said.of(attention.half_sizes[2], _fit(attention, "keys of a tile")),
         "memory_efficiency": said.of(
             work_bytes_per_s / bandwidth_entry["value"],
             "what lies between the matmuls of a layer, over a copy",
         ),
         "kernel_launch_s": said.of(measured.launch_s * share, f"a small operation with its gradient{under}"),
+        "transfers_overlap": measured.device_kind != "cpu",
         "context_bytes": said.of(measured.context_bytes, "memory of a rank beside its tensors"),
         "fragmentation_fraction": _assumed(FRAGMENTATION[measured.device_kind], "as in the built-in devices"),
     }
@@ -152,14 +164,13 @@ def _rate(measured: Measurements, kind: str) -> float:
 def _link(name: str, samples: Sequence[TransferSample], said: _Source) -> dict[str, Any]:
     line = transfer_line(samples)
     fastest = max(line.bytes_per_s.values())
-    collectives = {kind: rate for kind, rate in line.bytes_per_s.items() if kind != "neighbour"}
+    kinds = {kind: rate / fastest for kind, rate in line.bytes_per_s.items()}
     return {
         "name": name,
         "bytes_per_s": said.of(fastest, "the fastest kind of transfer, every rank at once"),
         "latency_s": said.of(
             line.latency_s, f"of a step; the line meets its points to {100 * line.error:.0f} %"
         ),
-        "efficiency": said.of(
-            float(np.exp(np.mean(np.log([*collectives.values()])))) / fastest, "mean of the collectives"
-        ),
+        "efficiency": said.of(float(np.exp(np.mean(np.log([*kinds.values()])))), "mean of all kinds"),
+        "collective_efficiency": {kind: said.of(share) for kind, share in kinds.items()},
     }

@@ -1,7 +1,7 @@
 """Curves through measured points, in the forms that the time model uses; least squares of relative errors.
 
-Matmul:     seconds = 2 (MN + a)(K + b) / R + launch      (timing/efficiency.py)
-Attention:  seconds = FLOPs (1 + h / tokens) / R
+Matmul:     seconds = 2 (MN + a)(K + b) / R      (timing/efficiency.py)
+Attention:  seconds = FLOPs (1 + h / tokens)(1 + w / head size)(1 + min(t / tokens, 1)) / R
 Transfers:  seconds = steps x latency + volume / rate, the rate of each kind its own   (collectives.py)
 
 All three are linear in their coefficients once the two or three shapes of curvature are fixed, so they are
@@ -30,7 +30,9 @@ Floats = NDArray[np.float64]
 
 HALF_OUTPUTS = (0.0, *np.geomspace(64.0, 4e6, 40))
 HALF_DEPTHS = (0.0, *np.geomspace(4.0, 2048.0, 28))
-HALF_TOKENS = (0.0, *np.geomspace(8.0, 16384.0, 48))
+HALF_TOKENS = (0.0, *np.geomspace(8.0, 16384.0, 32))
+HALF_HEADS = (0.0, *np.geomspace(1.0, 128.0, 16))
+CAUSAL_TILES = (0.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 BACKWARD_PER_FORWARD = 2.5
 """Matmuls of attention's backward over its forward's (Dao 2307.08691, 2.3); a sample of both is 3.5."""
@@ -47,7 +49,7 @@ class Curve:
 
     flops_per_s: dict[Dtype, float]
     half_sizes: tuple[float, ...]
-    """Of a matmul (outputs, depth); of attention (tokens,)."""
+    """Of a matmul (outputs, depth); of attention (tokens, head size, causal tile)."""
     error: float
     """Root mean square of log(curve / measured)."""
 
@@ -61,15 +63,13 @@ class TransferLine:
     error: float
 
 
-def matmul_curve(samples: Sequence[MatmulSample], launch_s: float) -> Curve:
+def matmul_curve(samples: Sequence[MatmulSample]) -> Curve:
     """The curve through matmuls of one or more dtypes."""
     outputs = np.array([float(each.rows) * each.columns for each in samples])
     depth = np.array([float(each.depth) for each in samples])
     seconds = np.array([each.seconds for each in samples])
-    # What a launch takes is no part of the curve, but of a sample never more than half.
-    computed = np.maximum(seconds - launch_s, 0.5 * seconds)
     grid = [(a, b, 2.0 * (outputs + a) * (depth + b)) for a, b in product(HALF_OUTPUTS, HALF_DEPTHS)]
-    return _best([((a, b), work) for a, b, work in grid], computed, [each.dtype for each in samples])
+    return _best([((a, b), work) for a, b, work in grid], seconds, [each.dtype for each in samples])
 
 
 def attention_curve(samples: Sequence[AttentionSample]) -> Curve:
@@ -77,7 +77,11 @@ def attention_curve(samples: Sequence[AttentionSample]) -> Curve:
     tokens = np.array([float(each.tokens) for each in samples])
     flops = np.array([(1.0 + BACKWARD_PER_FORWARD) * each.forward_flops for each in samples])
     seconds = np.array([each.forward_s + each.backward_s for each in samples])
-    grid = [((half,), flops * (1.0 + half / tokens)) for half in HALF_TOKENS]
+    size = np.array([float(each.head_dim) for each in samples])
+    grid = []
+    for tile, half, narrow in product(CAUSAL_TILES, HALF_TOKENS, HALF_HEADS):
+        hidden = 1.0 + np.minimum(tile / tokens, 1.0)
+        grid.append(((half, narrow, tile), flops * hidden * (1.0 + half / tokens) * (1.0 + narrow / size)))
     return _best(grid, seconds, [each.dtype for each in samples])
 
 

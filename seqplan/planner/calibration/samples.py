@@ -11,11 +11,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from seqplan.planner.cluster_spec import Kernel
+from seqplan.planner.cluster_spec import Kernel, TransferKind
 from seqplan.planner.spec import Spec
 
 Dtype = Literal["fp32", "fp16", "bf16"]
-Transfer = Literal["all_reduce", "all_gather", "reduce_scatter", "neighbour"]
+Transfer = TransferKind
 
 
 class MatmulSample(Spec):
@@ -33,6 +33,7 @@ class AttentionSample(Spec):
 
     dtype: Dtype
     tokens: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
     forward_flops: float = Field(gt=0, description="4 x pairs x head size, for every head of the batch")
     forward_s: float = Field(gt=0, allow_inf_nan=False)
     backward_s: float = Field(gt=0, allow_inf_nan=False)

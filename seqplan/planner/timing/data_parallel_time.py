@@ -43,6 +43,8 @@ class DataParallelClock:
     def exposed(self, parameters: Floats, layers: int, forward_s: Any, backward_s: Any) -> DataParallelTime:
         """`parameters` on each rank (whole, after tp), in `layers` messages."""
         network, stage, costs = self.network, self.table.zero_stage, self.costs
+        if not network.overlaps:
+            forward_s = backward_s = 0.0
         buckets = float(max(layers, 1))
         gradients = parameters * self.gradient_bytes
         reduce_all = network.all_reduce_s(gradients, self.group, buckets)

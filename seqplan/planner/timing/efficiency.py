@@ -7,8 +7,8 @@ A matmul of M x N results over K products runs at
 M and N in whole tiles. The first fraction is what small results lose because their tiles do not fill the
 multiprocessors, the second what every tile spends on filling and emptying its pipeline. Written as time the
 curve costs one multiplication more than a constant rate: 2 (MN + half_outputs) (K + half_depth) / best rate.
-Fused attention saturates in the length of its blocks in the same way. Every operation also takes at least
-the time that its bytes need, and a launch.
+Fused attention saturates in the length of its blocks and in the size of a head in the same way. Every
+operation also takes at least the time that its bytes need, and a launch.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class DeviceClock:
         self.half_outputs = float(device.matmul_half_outputs)
         self.half_depth = float(device.matmul_half_depth)
         self.half_block = float(device.attention_half_tokens)
+        self.half_head = float(device.attention_half_head_dim)
+        self.causal_tile = float(device.attention_causal_tile)
 
     def traffic_s(self, moved_bytes: Any) -> Any:
         """Seconds to move bytes through the device's memory."""
@@ -66,6 +68,14 @@ class DeviceClock:
         moved = self.traffic_s(element_bytes * (depth * (rows + columns) + results))
         return np.maximum(computed, moved) + self.launch_s
 
-    def attention_s(self, flops: Any, block_tokens: Any) -> Any:
-        """Fused attention; `block_tokens` long are the blocks of queries that it is called with."""
-        return flops * (1.0 + self.half_block / block_tokens) / self.attention_flops_per_s
+    def attention_s(
+        self, flops: Any, block_tokens: Any, head_dim: float, causal: bool, ring_size: Any = 1.0
+    ) -> Any:
+        """Fused attention; `block_tokens` long are the blocks of queries that it is called with.
+
+        Of a ring's blocks only a rank's own one is masked: what the mask hides of it is as much as counts,
+        and 1 / `ring_size` of all that counts.
+        """
+        narrow = (1.0 + self.half_head / head_dim) / self.attention_flops_per_s
+        hidden = np.minimum(self.causal_tile / block_tokens, 1.0) / ring_size if causal else 0.0
+        return flops * (1.0 + hidden) * (1.0 + self.half_block / block_tokens) * narrow

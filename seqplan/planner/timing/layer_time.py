@@ -139,7 +139,10 @@ class LayerClock:
         pairs = np.where(v["math"], in_full, seen)
         flops = 4.0 * v["B"] * pairs / v["sp"] * v["a"] * v["d"]
         score_bytes = v["B"] * v["a"] * pairs / v["sp"] * v["e"]
-        fused, plain = device.attention_s(flops, v["S"] * v["U"]), flops / device.inner_matmul_flops_per_s
+        fused, plain = (
+            device.attention_s(flops, v["S"] * v["U"], float(v["d"]), model.causal, v["R"]),
+            flops / device.inner_matmul_flops_per_s,
+        )
         slower = np.where(v["rsa"], float(self.costs.rsa_attention_factor), 1.0)
         # A ring merges each block's result into a float32 accumulator; backward adds to dq, dk and dv.
         merge = np.where(v["ring"], v["R"] * device.traffic_s(v["T"] * v["a"] * v["d"] * (8 + v["e"])), 0.0)

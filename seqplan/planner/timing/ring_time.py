@@ -18,7 +18,8 @@ def ring_exposed_s(
     # Groups of heads take turns: the bytes of a hop in G messages.
     hop_kv = v["G"] * network.neighbour_s(kv_bytes * v["e"] / v["G"], group)
     hop_gradient = v["G"] * network.neighbour_s(kv_bytes * 4.0 / v["G"], group)
-    block_f, block_b = forward_s / v["R"], backward_s / v["R"]
+    hides = 1.0 if network.overlaps else 0.0
+    block_f, block_b = hides * forward_s / v["R"], hides * backward_s / v["R"]
 
     def exposed(hop: Any, block: Any) -> Any:
         return np.maximum(hop - block, 0.0)
