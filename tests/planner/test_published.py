@@ -47,6 +47,7 @@ REQUIRED: dict[str, list[tuple[str, float | None, float]]] = {
         ("median_error", None, 0.05),
         ("worst_error", None, 0.15),
     ],
+    "nanotron-cells": [("choice_throughput", None, 0.85), ("pick_throughput", None, 0.88)],
     "nanotron-sweep": [
         ("rank_correlation", None, 0.8),
         ("pick_throughput", None, 0.88),
@@ -70,7 +71,8 @@ COMPARED = {
     "torchtitan": 12,
     "launched-layouts": 0,
     "nemo-logs": 2,
-    "zero-bubble": 14,
+    "zero-bubble": 25,
+    "nanotron-cells": 0,
     "nanotron-sweep": 294,
 }
 
