@@ -24,9 +24,15 @@ GOAL_TEXTS = {
     "rank_correlation": "Spearman's correlation of predicted and measured speed, median of cells",
     "pick_throughput": "speed of the layout predicted fastest over the best, mean of cells",
     "best_of_three_throughput": "the same of the best of the first three",
+    "choice_throughput": "the same of all that were tried and are predicted to fit, a failed one as 0",
 }
 
-OUTCOMES = {"ran": "", "out_of_memory": "out of memory", "likely_out_of_memory": "likely out of memory"}
+OUTCOMES = {
+    "ran": "",
+    "out_of_memory": "out of memory",
+    "likely_out_of_memory": "likely out of memory",
+    "failed": "failed",
+}
 
 
 def show_sources(sources: Sequence[ComparedSource], in_full: bool) -> None:

@@ -33,12 +33,14 @@ Statistic = Literal[
     "rank_correlation",
     "pick_throughput",
     "best_of_three_throughput",
+    "choice_throughput",
 ]
-"""Errors are |predicted / published - 1| of bytes, time errors of seconds a step. The last three compare the
+"""Errors are |predicted / published - 1| of bytes, time errors of seconds a step. The last four compare the
 layouts of one cell, a model on a number of devices with three finished runs or more: the median over cells of
 Spearman's correlation, and the mean over cells of the throughput that the fastest predicted layout (the best
-of three) measured, over the best measured. out_of_memory_share: of the runs out of memory, those predicted
-over the device's limit; finished_over_limit_share: the same of those that ran."""
+of three) measured, over the best measured; choice_throughput picks from all that were tried and that we
+call legal and fitting, finished or not, and a failed pick counts as 0. out_of_memory_share: of the runs out
+of memory, those predicted over the device's limit; finished_over_limit_share: the same of those that ran."""
 
 
 class PublishedFacts(Spec):
@@ -47,8 +49,10 @@ class PublishedFacts(Spec):
     row: str = Field(description="where in the source, or the row's name there")
     peak_gib: float | None = Field(default=None, gt=0)
     peak_mib: float | None = Field(default=None, gt=0)
-    outcome: Literal["ran", "out_of_memory", "likely_out_of_memory"] = Field(
-        default="ran", description="likely: it did not finish, and memory is the cause as far as can be told"
+    outcome: Literal["ran", "out_of_memory", "likely_out_of_memory", "failed"] = Field(
+        default="ran",
+        description="likely: it did not finish, and memory is the cause as far as can be told; failed: "
+        "nobody says why",
     )
     step_time_s: float | None = Field(default=None, gt=0)
     tokens_per_s: float | None = Field(default=None, gt=0, description="of all devices together")

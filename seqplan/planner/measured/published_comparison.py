@@ -28,10 +28,11 @@ from seqplan.planner.measured.published import (
     Statistic,
     split_by_home,
 )
-from seqplan.planner.measured.published_ranking import pick_throughput, rank_correlation
+from seqplan.planner.measured.published_ranking import choice_throughput, pick_throughput, rank_correlation
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate
+from seqplan.planner.rules.legality import verdict
 from seqplan.planner.score_cases import Loaders
 from seqplan.planner.spec import Spec
 from seqplan.planner.time_model import time_table
@@ -52,13 +53,15 @@ class ComparedRow(Spec):
     group: str
     layout: Layout
     seq_len: int
-    outcome: Literal["ran", "out_of_memory", "likely_out_of_memory"]
+    outcome: Literal["ran", "out_of_memory", "likely_out_of_memory", "failed"]
     published_bytes: float | None
     predicted_bytes: float = Field(description="of the kinds and the stage that the source measured")
     error: float | None = Field(description="predicted / published - 1")
     peak_bytes: float = Field(description="predicted for the fullest stage, overheads included")
     limit_bytes: float
     over_limit: bool
+    runnable: bool = Field(default=True, description="the trainer's rules allow the layout")
+    estimated_step_s: float = Field(default=0.0, description="predicted, also where nothing was published")
     nodes: int = Field(default=1, description="nodes that the run used")
     global_batch_size: int = 1
     published_step_s: float | None = None
@@ -145,6 +148,7 @@ def reached(rows: list[ComparedRow], statistic: Statistic, within: float | None)
         "rank_correlation": lambda: rank_correlation(_cells(rows)),
         "pick_throughput": lambda: pick_throughput(_cells(rows), 1),
         "best_of_three_throughput": lambda: pick_throughput(_cells(rows), 3),
+        "choice_throughput": lambda: choice_throughput(_choices(rows)),
         "median_error": lambda: statistics.median(errors),
         "mean_error": lambda: statistics.fmean(errors),
         "worst_error": lambda: max(errors),
@@ -162,6 +166,19 @@ def _cells(rows: list[ComparedRow]) -> list[list[tuple[float, float]]]:
         if row.published_step_s is not None and row.predicted_step_s is not None:
             cells.setdefault(row.cell, []).append((row.predicted_step_s, row.published_step_s))
     return [cell for cell in cells.values() if len(cell) >= FEWEST_RUNS]
+
+
+def _choices(rows: list[ComparedRow]) -> list[list[tuple[float, float | None]]]:
+    """The same cells with all that were tried and that we call legal and fitting; None: it did not finish."""
+    ranked = {row.cell for row in rows if row.published_step_s is not None}
+    cells: dict[tuple[str, int, int], list[tuple[float, float | None]]] = {
+        cell: [] for cell in sorted(ranked)
+    }
+    for row in rows:
+        if row.cell in cells and row.runnable and not row.over_limit:
+            cells[row.cell].append((row.estimated_step_s, row.published_step_s))
+    finished = {cell: sum(took is not None for _, took in tried) for cell, tried in cells.items()}
+    return [tried for cell, tried in cells.items() if finished[cell] >= FEWEST_RUNS]
 
 
 def _share(errors: list[float], limit: float) -> float:
@@ -264,6 +281,8 @@ def _compared(
         peak_bytes=memory.peak_bytes,
         limit_bytes=memory.limit_bytes,
         over_limit=memory.peak_bytes > memory.limit_bytes,
+        runnable=verdict(question, layout).runnable,
+        estimated_step_s=predicted_s,
         nodes=-(-devices // question.cluster.gpus_per_node),
         global_batch_size=train.global_batch_size,
         published_step_s=published_s,
