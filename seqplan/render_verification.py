@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def show_verification(answer: Verification, question: Question, layout: Layout) -> None:
     """A table for each distinct stage, and whether the estimate holds."""
     head = block(f"Memory of {degrees(layout)}, simulated", [verdict(answer)], "bold")
-    show([asked(question), head, *(_table(group) for group in distinct(answer.stages))])
+    kernels = listing("Counted as on the GPU", answer.kernels)
+    show([asked(question), head, *(_table(group) for group in distinct(answer.stages)), kernels])
 
 
 def show_proof(answer: Verification) -> None:

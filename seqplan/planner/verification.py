@@ -37,14 +37,20 @@ class Verification(Spec):
     stages: tuple[StageComparison, ...]
     worst_relative_difference: float = Field(description="of the stage where it is largest, either way")
     warnings: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = Field(
+        default=(),
+        description="where operators of the GPU keep other tensors than a CPU's: counted as on the GPU",
+    )
 
     @property
     def holds(self) -> bool:
         return abs(self.worst_relative_difference) <= DIFFERENCE_LIMIT
 
 
-def compare(estimates: Sequence[StageMemory], simulated: Sequence[Mapping[str, float]]) -> Verification:
-    """`simulated` is bytes by kind, one mapping a stage."""
+def compare(
+    estimates: Sequence[StageMemory], simulated: Sequence[Mapping[str, float]], kernels: Sequence[str] = ()
+) -> Verification:
+    """`simulated` is bytes by kind, a mapping a stage; `kernels` are sentences on operators."""
     stages = []
     for estimate, kinds in zip(estimates, simulated, strict=True):
         allocated = sum(kinds.values())
@@ -61,6 +67,7 @@ def compare(estimates: Sequence[StageMemory], simulated: Sequence[Mapping[str, f
         stages=tuple(stages),
         worst_relative_difference=worst.relative_difference,
         warnings=tuple(_warning(each) for each in stages if abs(each.relative_difference) > DIFFERENCE_LIMIT),
+        kernels=tuple(kernels),
     )
 
 

@@ -22,7 +22,7 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.runtime.dropout import DropoutPlace, dropout
-from seqplan.runtime.kernel_device import rms_norm
+from seqplan.runtime.kernel_device import layer_norm, rms_norm
 from seqplan.runtime.mesh import Mesh
 from seqplan.runtime.ring_attention import ring_attention
 from seqplan.runtime.rope import rotate
@@ -115,7 +115,7 @@ class Norm(nn.Module):
         if self.kind == "rmsnorm":
             return rms_norm(x, self.size, local(self.weight), self.eps)
         bias = None if self.bias is None else local(self.bias)
-        return F.layer_norm(x, (self.size,), local(self.weight), bias, self.eps)
+        return layer_norm(x, self.size, local(self.weight), bias, self.eps)
 
 
 class Attention(nn.Module):

@@ -20,7 +20,7 @@ from seqplan.planner.question import Question
 from seqplan.planner.schedule import one_f_one_b
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.verification import Verification, compare
-from seqplan.runtime.kernel_device import kernels_of
+from seqplan.runtime.kernel_device import differences_of, kernels_of
 from seqplan.runtime.simulate_kinds import INDEX, by_kind
 from seqplan.runtime.simulate_replay import Operators
 from seqplan.runtime.simulate_stage import (
@@ -69,7 +69,9 @@ class SimulatedStage:
 def verify(question: Question, layout: Layout) -> Verification:
     """The estimate of every stage beside its simulation, on the device of the question's cluster."""
     job = Job(question.model, question.train, layout, on_gpu=question.cluster.device.kind != "cpu")
-    return compare(memory_estimate(question, layout).stages, [stage.by_kind for stage in simulate(job)])
+    kernels = differences_of(question.model.norm, layout.kernel) if job.on_gpu else []
+    estimates = memory_estimate(question, layout).stages
+    return compare(estimates, [stage.by_kind for stage in simulate(job)], kernels)
 
 
 def simulate(job: Job) -> list[SimulatedStage]:

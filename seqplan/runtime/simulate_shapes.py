@@ -71,7 +71,7 @@ class KnownResults:
             return
         if type(result) is not FakeTensor or key[0]._schema.is_mutable:
             return
-        storage = result.untyped_storage()
+        storage, place = result.untyped_storage(), int(result.storage_offset())
         if key[0].is_view:
             remembered = storage._cdata == args[0].untyped_storage()._cdata
         else:
@@ -79,12 +79,7 @@ class KnownResults:
             whole = storage.nbytes() == (elements * result.itemsize if result.numel() else 0)
             remembered = whole and storage._cdata not in {x.untyped_storage()._cdata for x in _tensors(args)}
         if remembered and result.device == CPU:
-            self._shapes[key] = (
-                tuple(result.shape),
-                result.stride(),
-                result.dtype,
-                int(result.storage_offset()),
-            )
+            self._shapes[key] = tuple(result.shape), result.stride(), result.dtype, place
 
 
 @cache
