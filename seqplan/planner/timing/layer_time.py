@@ -104,7 +104,10 @@ class LayerClock:
         out, into = device.tiles(outputs), device.tiles(inputs)
         rate = None if in_layer else device.inner_matmul_flops_per_s
         forward = device.matmul_s(tokens, out, into, e, rate)
-        backward = device.matmul_s(tokens, into, out, e, rate) + device.matmul_s(into, out, tokens, e, rate)
+        weight = device.matmul_s(into, out, tokens, e, rate)
+        if in_layer and self.costs.matmul_sums_gradients:
+            weight = np.maximum(weight, device.traffic_s(8.0 * into * out + e * tokens * (into + out)))
+        backward = device.matmul_s(tokens, into, out, e, rate) + weight
         if self.float8 and in_layer:
             forward = forward + device.traffic_s(FLOAT8_CAST_BYTES * tokens * inputs)
             backward = backward + device.traffic_s(FLOAT8_CAST_BYTES * tokens * outputs)
@@ -171,7 +174,8 @@ class LayerClock:
         device = self.device
         between = device.traffic_s(self.costs.elementwise_factor * moved) + LAYER_KERNELS * device.launch_s
         # Each micro-batch adds its weight gradients to the float32 ones: read, add, write.
-        accumulate = np.where(v["m"] > 1, device.traffic_s((8 + v["e"]) * parameters.layer.whole), 0.0)
+        added = (v["m"] > 1) & (not self.costs.matmul_sums_gradients)
+        accumulate = np.where(added, device.traffic_s((8 + v["e"]) * parameters.layer.whole), 0.0)
         residual_bytes = v["e"] * v["T"] * v["h"]
         split = v["tp_sequence_parallel"]
         gather = self.network.all_gather_s(residual_bytes, self.tp_group)

@@ -82,6 +82,11 @@ class TrainerTime(Spec):
     gather_overlaps: bool = Field(
         default=True, description="ZeRO 1 and 2: the weights' gather runs behind the first forward"
     )
+    matmul_sums_gradients: bool = Field(
+        default=False,
+        description="the matmul that makes a weight's gradient adds it to the float32 one itself, not in a "
+        "pass over memory of its own",
+    )
     tp_exposed_share: Quantity = Field(
         default=Quantity(1.0, "assumed: nothing hides the tensor-parallel collectives"),
         description="share of tensor-parallel collectives in a node that nothing hides; between nodes: all",
