@@ -67,7 +67,12 @@ def held_pins(layout: Layout) -> Pins:
 
 def choice(question: Question, layout: Layout, pins: Pins) -> Choice:
     """The layout and the best for each set of degrees; `pins` leaves free what may differ."""
-    has = replace(trainer_choices(question), hybrid_sharding=layout.zero_shard_size is not None)
+    # What the job left whole stays whole: all layers recomputed, states over all ranks.
+    has = replace(
+        trainer_choices(question),
+        hybrid_sharding=layout.zero_shard_size is not None,
+        partial_recompute=layout.recompute_layers is not None,
+    )
     row = from_layout(layout, question.train)
     memory = peak_memory(question, row)
     best: dict[Degrees, tuple[float, Layout]] = {}
