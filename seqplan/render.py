@@ -135,6 +135,13 @@ def block(title: str, lines: Iterable[str], style: str = "bold", bullet: str = "
     return Group(text(title, style), body)
 
 
+def group(*parts: RenderableType) -> Group:
+    """Parts that belong together, without a line between them."""
+    from rich.console import Group
+
+    return Group(*parts)
+
+
 def listing(title: str, lines: Sequence[str], style: str = "bold") -> Group | None:
     """A heading with one entry a line; None where there is nothing to say."""
     return block(title, lines, style, bullet=" -") if lines else None

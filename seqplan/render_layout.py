@@ -11,7 +11,13 @@ from seqplan.planner.question import Question
 from seqplan.planner.reading.typed_form import typed_flags
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
 from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, size, table
-from seqplan.render_suggestion import asked, choices, degrees, memory_line, peak_title, stage_bars
+from seqplan.render_memory import memory_line, peak_title, stage_bars
+from seqplan.render_suggestion import (
+    asked,
+    choices,
+    degrees,
+    stage_layers,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -100,7 +106,7 @@ def shape(scored: ScoredLayout, question: Question) -> Group | None:
     lines = [
         f"each dp rank: {plural(replica, 'sequence')} a step, as {batch}",
         f"each sp rank: {count(train.seq_len // layout.sp)} of {count(train.seq_len)} tokens of a sequence",
-        f"stages: {', '.join(map(str, layout.stage_layers))} layers",
+        f"{plural(layout.pp, 'stage')} of {stage_layers(layout.stage_layers)} layers",
         f"mesh, outermost to innermost: {', '.join(layout.mesh_order)}",
     ]
     return block("What a rank holds", lines)

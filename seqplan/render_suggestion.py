@@ -6,17 +6,19 @@ much, and what would make it fit.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
-from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, Suggestion
+from seqplan.planner.results import ScoredLayout, Suggestion
 from seqplan.render import (
-    bars,
     block,
     count,
     duration,
     gib,
+    group,
     listing,
     percent,
     plural,
@@ -25,10 +27,14 @@ from seqplan.render import (
     table,
     text,
 )
+from seqplan.render_memory import memory_bar, memory_line
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
+
+MOST_LISTED = 8
+"""Stages up to which the layers of each are listed."""
 
 COLUMNS = ("", "dp", "pp", "tp", "sp", "mb", "recompute", "zero", "attn", "peak GiB", "free", "step", "MFU")
 CHOICES = COLUMNS.index("peak GiB")
@@ -84,19 +90,21 @@ def choices(layout: Layout) -> str:
     if layout.tp_sequence_parallel:
         words.append("tp sequence parallel")
     if layout.schedule != "none":
-        words.append(f"{layout.schedule}, stages of {','.join(map(str, layout.stage_layers))} layers")
+        words.append(f"{layout.schedule}, stages of {stage_layers(layout.stage_layers)} layers")
     if layout.num_virtual_stages > 1:
         words.append(f"{layout.num_virtual_stages} virtual stages")
     words.append(layout.precision)
     return ", ".join(words)
 
 
-def memory_line(memory: MemoryEstimate) -> str:
-    free = memory.limit_bytes - memory.peak_bytes
-    verdict = f"{size(free)} free" if free >= 0 else f"{size(-free)} too much"
-    return (
-        f"{gib(memory.peak_bytes)} of {gib(memory.limit_bytes)} GiB on stage {memory.worst_stage}, {verdict}"
-    )
+def stage_layers(layers: Sequence[int]) -> str:
+    """8 where all are alike; 7,8,8,9; of a deep pipeline 3, 30 x 4, 3."""
+    if len(set(layers)) == 1:
+        return str(layers[0])
+    if len(layers) <= MOST_LISTED:
+        return ",".join(map(str, layers))
+    runs = [(value, len(list(group))) for value, group in itertools.groupby(layers)]
+    return ", ".join(f"{times} x {value}" if times > 1 else str(value) for value, times in runs)
 
 
 def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
@@ -151,7 +159,9 @@ def differences(layout: Layout, other: Layout) -> list[str]:
         value = getattr(layout, name)
         if value == getattr(other, name):
             continue
-        if isinstance(value, tuple):
+        if name == "stage_layers":
+            value = stage_layers(value)
+        elif isinstance(value, tuple):
             value = ",".join(map(str, value))
         elif isinstance(value, bool):
             value = "on" if value else "off"
@@ -207,11 +217,21 @@ def others(answer: Suggestion) -> Group | None:
     ours, rows = answer.pick.time.step_time_s, []
     for number, scored in enumerate(answer.with_other_trainers, 1):
         assert scored.time is not None
-        less = percent(1 - scored.time.step_time_s / ours)
-        lacks = "; ".join(reason.message.split(";")[0] for reason in scored.reasons)
-        rows.append([*row(number, scored), less, lacks])
+        rows.append([*row(number, scored), percent(1 - scored.time.step_time_s / ours)])
     title = "Faster than the pick, but the chosen trainer cannot run these (memory as by its own tensors)"
-    return table(title, (*COLUMNS, "less", "lacks"), rows, left=("lacks",))
+    return group(
+        table(title, (*COLUMNS, "less"), rows),
+        block("What it lacks for each", lacking(answer.with_other_trainers)),
+    )
+
+
+def lacking(layouts: tuple[ScoredLayout, ...]) -> list[str]:
+    """What the trainer lacks for each row, rows that lack the same together."""
+    rows: dict[str, list[int]] = {}
+    for number, scored in enumerate(layouts, 1):
+        for reason in scored.reasons:
+            rows.setdefault(reason.message.split(";")[0].rstrip("."), []).append(number)
+    return [f"{', '.join(map(str, numbers))}: {lacks}" for lacks, numbers in rows.items()]
 
 
 def front(answer: Suggestion) -> Group | None:
@@ -232,31 +252,6 @@ def front(answer: Suggestion) -> Group | None:
         "Nothing beats these in time, memory and GPUs at once (the fastest with 25, 50 and 75 % kept free)"
     )
     return table(title, ("GPUs", "peak GiB", "step", "GPU-h a step", "layout"), rows, left=("layout",))
-
-
-def stage_bars(title: str, stage: StageMemory) -> Group:
-    """Memory of one stage by kind, overheads in rows of their own."""
-    kinds = {**stage.by_kind, **{f"{kind} (overhead)": held for kind, held in stage.overhead_by_kind.items()}}
-    parts = [(kind.replace("_", " "), held, size(held)) for kind, held in kinds.items() if held > 0]
-    if stage.by_kind["gradients"] == 0:
-        parts.insert(1, ("gradients (none yet: fullest before the first backward)", 0.0, size(0.0)))
-    return bars(title, parts, stage.peak_bytes)
-
-
-def peak_title(stage: StageMemory, stages: int = 1) -> str:
-    """What the bars below it show: one moment of a step, the one at which the rank holds most."""
-    of = "" if stages == 1 else f" of {stages}"
-    return (
-        f"Memory of stage {stage.stage}{of}, its fullest rank at the peak moment: {gib(stage.peak_bytes)} GiB"
-    )
-
-
-def memory_bar(scored: ScoredLayout) -> Group | None:
-    memory = scored.memory
-    if memory is None:
-        return None
-    worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
-    return stage_bars(peak_title(worst, len(memory.stages)), worst)
 
 
 def nothing_fits(answer: Suggestion) -> list[RenderableType | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +68,42 @@ def test_a_plan_file_leaves_nothing_open(seqplan: Seqplan, tmp_path: object) -> 
     assert seqplan("suggest", *LLAMA, "--gpus", "8", "-o", plan).status == 0
     assert "Not given" not in seqplan("explain", plan).out
     assert "completion" not in json.loads(seqplan("explain", plan, "--json").out)
+
+
+def test_the_simulated_step_is_written_whole_or_not_at_all(seqplan: Seqplan, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    typed = [*LLAMA, "--layout", "dp2,pp4,tp1", "--trace", str(path)]
+    answer = seqplan("explain", *typed, "--json")
+    assert answer.err.splitlines()[-1] == f"written: {path}: open it in ui.perfetto.dev"
+    trace = json.loads(path.read_text())
+    seconds = json.loads(answer.out)["time"]["step_time_s"]
+    assert trace["otherData"]["step_time_s"] == pytest.approx(seconds, rel=1e-9)
+    assert os.listdir(tmp_path) == ["trace.json"]
+    plan = str(tmp_path / "plan.yaml")
+    assert seqplan("suggest", *LLAMA, "--gpus", "8", "-o", plan).status == 0
+    assert seqplan("explain", plan, "--trace", str(path)).status == 0
+    assert json.loads(path.read_text())["otherData"]["devices"] == 8
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(seqplan: Seqplan, tmp_path: Path) -> None:
+    for path, says in ((tmp_path / "no" / "t.json", "does not exist"), (tmp_path, "is a folder")):
+        answer = seqplan("explain", *LLAMA, "--layout", "dp2,pp4", "--trace", str(path))
+        assert answer.status == 2
+        (line,) = answer.err.strip().splitlines()
+        assert says in line
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_bad_order_of_the_mesh_is_seen_and_is_slower(seqplan: Seqplan) -> None:
+    """tp outermost: its all-reduces leave the node, which the usual order keeps inside."""
+    found = {}
+    for order in ("pp,dp,sp,tp", "tp,pp,dp,sp"):
+        typed = ["--layout", f"dp2,pp2,tp4,mesh_order={order}", "--json"]
+        found[order] = json.loads(seqplan("explain", *LLAMA, *typed).out)
+    usual, bad = found.values()
+    (inside,) = [line for line in usual["placement"] if line.startswith("tp=4")]
+    (over,) = [line for line in bad["placement"] if line.startswith("tp=4")]
+    assert "inside a node" in inside
+    assert "over 2 nodes" in over
+    assert bad["time"]["by_kind"]["tp"] > 2 * usual["time"]["by_kind"]["tp"]
+    assert bad["time"]["step_time_s"] > usual["time"]["step_time_s"]

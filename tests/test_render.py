@@ -201,7 +201,8 @@ def test_json_keeps_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert scored["schema"] == "seqplan-json/1"
     assert {"layout", "legal", "fits", "runnable", "reasons", "memory", "time"} <= set(scored)
     fields = """dp pp tp sp micro_batch_size attention kernel schedule num_virtual_stages recompute
-        recompute_layers zero_stage zero_shard_size precision tp_sequence_parallel mesh_order stage_layers"""
+        recompute_layers zero_stage zero_shard_size precision tp_sequence_parallel mesh_order stage_layers
+            ulysses_degree"""
     assert set(scored["layout"]) == set(fields.split())
     memory = scored["memory"]
     assert {"allocated_bytes", "overhead_bytes", "peak_bytes", "limit_bytes", "worst_stage", "stages"} <= set(

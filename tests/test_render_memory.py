@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan import profiles, render, render_layout, render_suggestion
+from seqplan import profiles, render, render_layout, render_memory, render_suggestion
 from seqplan.planner.question import Question
 from seqplan.planner.results import ScoredLayout
 from seqplan.planner.train_spec import TrainSpec
@@ -49,7 +49,9 @@ def test_gradients_that_do_not_exist_yet_are_explained(
     question: Question, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = shown(without_gradients(answers.scored()), question, capsys)
-    assert "gradients (none yet: fullest before the first backward) 0.0 MiB 0.0 %" in lines
+    title = "Memory of stage 0, its fullest rank at the peak moment (before its first backward): "
+    assert any(line.startswith(title) for line in lines)
+    assert "gradients (none yet) 0.0 MiB 0.0 %" in lines
     assert "gradients 0.00 1.00" in lines
     assert render_layout.NO_GRADIENTS in lines
 
@@ -64,8 +66,21 @@ def test_gradients_that_do_not_exist_yet_are_explained(
     ],
 )
 def test_what_is_free_or_too_much_is_never_a_rounded_zero(limit_gib: float, said: str) -> None:
-    assert render_suggestion.memory_line(answers.memory(limit_gib=limit_gib)).endswith(f", {said}")
+    assert render_memory.memory_line(answers.memory(limit_gib=limit_gib)).endswith(f", {said}")
 
 
 def test_a_size_of_some_bytes_is_not_zero() -> None:
     assert [render.size(bytes_) for bytes_ in (0.0, 1.0, 0.06 * 2**20)] == ["0.0 MiB", "< 0.1 MiB", "0.1 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ((8, 8, 8, 8), "8"),
+        ((7, 8, 8, 9), "7,8,8,9"),
+        ((3, *[4] * 30, 3), "3, 30 x 4, 3"),
+        ((*[8] * 15, 6), "15 x 8, 6"),
+    ],
+)
+def test_the_layers_of_many_stages_in_few_words(layers: tuple[int, ...], said: str) -> None:
+    assert render_suggestion.stage_layers(layers) == said

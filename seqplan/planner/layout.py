@@ -183,16 +183,21 @@ _ALIASES = {
     "vpp": "num_virtual_stages",
     "ulysses": "ulysses_degree",
 }
-_SEPARATOR = re.compile(r"[\s,;*\u00b7\u00d7]+|(?<=\d)[xX](?=[A-Za-z])")
+_SEPARATOR = re.compile(r"[\s,;*+\u00b7\u00d7]+|(?<=\d)[xX](?=[A-Za-z])")
 _ITEM = re.compile(r"([A-Za-z_]+?)[=:]?(\d+)$|([A-Za-z_]+)[=:]([\w]+)$")
 
 
 def parse_degrees(text: str) -> dict[str, Any]:
-    """The fields in a short layout such as `dp2,pp1,tp4,sp8` or `tp=4 sp=8 mbs=2 recompute=full`."""
+    """The fields in a short layout: `dp2,pp1,tp4,sp8`, `tp=4 mbs=2 zero=3`, `pp2,stage_layers=17,15`."""
     fields: dict[str, Any] = {}
     wrong: list[str] = []
+    open_list = ""  # stage_layers=8,8,7 or mesh_order=pp,dp,sp,tp, whose next item this one may be
     for item in filter(None, _SEPARATOR.split(text.strip())):
+        if (open_list == "stage_layers" and item.isdigit()) or (open_list == "mesh_order" and item in AXES):
+            fields[open_list] += (int(item) if item.isdigit() else item,)
+            continue
         match = _ITEM.match(item)
+        open_list = ""
         if match is None:
             wrong.append(f"{item!r} is not a name with its value")
             continue
@@ -200,10 +205,12 @@ def parse_degrees(text: str) -> dict[str, Any]:
         name = _ALIASES.get(name, name)
         if name == "cp":
             wrong.append("cp (context parallelism) is called sp here")
-        elif name not in Layout.model_fields or name in ("stage_layers", "mesh_order"):
+        elif name not in Layout.model_fields:
             wrong.append(f"{name!r} is not a field of a layout")
         elif name in fields:
             wrong.append(f"{name} is given twice")
+        elif name in ("stage_layers", "mesh_order"):
+            open_list, fields[name] = name, (int(match[2]) if match[2] else match[4],)
         else:
             fields[name] = (
                 int(match[2]) if match[2] else {"true": True, "false": False}.get(match[4], match[4])

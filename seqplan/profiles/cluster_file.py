@@ -84,7 +84,7 @@ def _based(data: Mapping[str, Any], folder: str, key: str, problems: list[str]) 
         problems.append(unknown_name(f"{key}.base" if key else "base", base, profile_names(folder)))
         return own
     inherited = {name: value for name, value in read_profile(folder, base).items() if name != "name"}
-    return merged({**inherited, "name": f"{base}, changed"} if key else inherited, own)
+    return merged({**inherited, "name": f"{base} (changed)"} if key else inherited, own)
 
 
 def _part(raw: Any, folder: str, key: str, problems: list[str]) -> Any:

@@ -48,7 +48,7 @@ def _of_link(key: str, link: LinkSpec) -> Iterator[str]:
     rate, latency = link.bytes_per_s, link.latency_s
     if _typed(rate):
         told = f"{key}.bytes_per_s = {_rate(rate)}"
-        base = link.name.removesuffix(", changed")
+        base = link.name.removesuffix(" (changed)")
         usual = float(load_link(base).bytes_per_s) if base in profile_names(LINKS) else None
         network = key == "inter_node" and not base.startswith("nvlink")
         if network and rate > FASTEST_PORT * (1 + SAME):

@@ -76,9 +76,25 @@ def test_short_form_with_options() -> None:
     }
 
 
+@pytest.mark.parametrize("separator", [",", "+", " "])
+def test_lists_in_the_short_form(separator: str) -> None:
+    """Numbers that follow stage_layers and axes that follow mesh_order belong to them."""
+    words = ["pp4", "stage_layers=7", "8", "8", "9", "mbs=2", "mesh_order=dp", "pp", "sp", "tp", "tp2"]
+    assert parse_degrees(separator.join(words)) == {
+        "pp": 4,
+        "stage_layers": (7, 8, 8, 9),
+        "micro_batch_size": 2,
+        "mesh_order": ("dp", "pp", "sp", "tp"),
+        "tp": 2,
+    }
+    asked = question(decoder(num_layers=32), gpus=8)
+    assert parse_layout("pp4,tp2,stage_layers=7,8,8,9", asked).stage_layers == (7, 8, 8, 9)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("stage_layers=8,8,tp2,4", "'4' is not a name with its value"),
         ("dp2,cp4", "cp (context parallelism) is called sp here"),
         ("dp2,dp4", "dp is given twice"),
         ("dp2,ep4", "'ep' is not a field of a layout"),

@@ -70,7 +70,7 @@ def test_changes_to_a_device(file: Path) -> None:
     device = "{base: a100-80, memory_bytes: 75 GiB, peak_flops_per_s: {bf16: 250 TFLOP/s}}"
     file.write_text(GOOD.replace("a100-80", device))
     found = profiles.load_cluster(file).device
-    assert found.name == "a100-80, changed"
+    assert found.name == "a100-80 (changed)"
     assert found.memory_bytes == 75.0 * 2**30
     assert {dtype: float(peak) for dtype, peak in found.peak_flops_per_s.items()} == {
         "fp32": 19.5e12,
