@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from seqplan.planner.calibration.samples import Measurements
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.calibrate_ranks import Progress, prepare_device, run_on_ranks
+from seqplan.runtime.calibrate_sizes import SIZES, Sizes
 from seqplan.runtime.host_memory import TORCH_BYTES
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from seqplan.runtime.calibrate_timing import Task
 
 DeviceType = Literal["auto", "cpu", "cuda"]
-
-ROUNDS = 7
-"""Windows of each measurement, of which the median counts."""
 
 SHORTEST_WINDOW_S = 0.002
 LONGEST_WINDOW_S = 0.4
@@ -38,21 +36,24 @@ MOST_RANKS = 256
 """Ranks of one machine beyond which a number is a slip."""
 
 
-def measure(nproc: int | None, device: DeviceType, seconds: float, progress: Progress) -> Measurements | None:
+def measure(
+    nproc: int | None, device: DeviceType, seconds: float, progress: Progress, sizes: Sizes | None = None
+) -> Measurements | None:
     """This machine's measurements; None on all ranks of a torchrun job but the first."""
     device_type = _device_type(device)
+    sizes = sizes or SIZES[device_type]
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _inside_job(nproc, device_type, seconds, progress)
-    ranks = nproc or _own_ranks(device_type)
+        return _inside_job(nproc, device_type, seconds, progress, sizes)
+    ranks = _own_ranks(device_type) if nproc is None else nproc
     _check_ranks(ranks, device_type)
     limit_s = 4.0 * seconds + STARTING_S
-    answer = run_on_ranks(ranks, device_type, measure_rank, (ranks, seconds), progress, limit_s)
+    answer = run_on_ranks(ranks, device_type, measure_rank, (ranks, seconds, sizes), progress, limit_s)
     assert isinstance(answer, Measurements)
     return answer
 
 
 def _inside_job(
-    nproc: int | None, device_type: str, seconds: float, progress: Progress
+    nproc: int | None, device_type: str, seconds: float, progress: Progress, sizes: Sizes
 ) -> Measurements | None:
     """As one rank of a job."""
     import torch.distributed as dist
@@ -67,7 +68,7 @@ def _inside_job(
         "nccl" if device_type == "cuda" else "gloo", timeout=timedelta(seconds=4.0 * seconds + STARTING_S)
     )
     first = dist.get_rank() == 0
-    measured = measure_rank(device, progress if first else None, local, seconds)
+    measured = measure_rank(device, progress if first else None, local, seconds, sizes)
     dist.barrier()
     dist.destroy_process_group()
     return measured if first else None
@@ -107,7 +108,7 @@ def measure_rank(
     report: Progress | None,
     ranks_per_node: int,
     seconds: float,
-    rounds: int = ROUNDS,
+    sizes: Sizes,
     more: Sequence[Task] = (),
 ) -> Measurements:
     """All measurements on this rank; the same numbers on every rank. `more` is timed in turns with them."""
@@ -121,15 +122,15 @@ def measure_rank(
 
     kernels = compute.usable_kernels(device)
     # The width that training between the matmuls has: bf16 where the device is made for it.
-    traffic = Traffic(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
-    matmuls = [compute.Matmuls(device, dtype) for dtype in kernels]
-    attention = [compute.BlockAttention(device, dtype, usable[0]) for dtype, usable in kernels.items()]
-    copies, launches = compute.Copies(device), Launches(device)
-    transfers = [Transfers(device, link) for link in link_groups(ranks_per_node)]
+    traffic = Traffic(device, torch.float32 if device.type == "cpu" else torch.bfloat16, sizes)
+    matmuls = [compute.Matmuls(device, dtype, sizes) for dtype in kernels]
+    attention = [compute.BlockAttention(device, dtype, usable[0], sizes) for dtype, usable in kernels.items()]
+    copies, launches = compute.Copies(device, sizes), Launches(device)
+    transfers = [Transfers(device, link, sizes) for link in link_groups(ranks_per_node)]
     parts: list[Any] = [*matmuls, *attention, copies, traffic, launches, *transfers]
     tasks: list[Task] = [task for part in parts for task in part.tasks]
-    window_s = min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, seconds / len(tasks) / rounds))
-    time_all([*tasks, *more], device, window_s, rounds, report)
+    window_s = min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, seconds / len(tasks) / sizes.rounds))
+    time_all([*tasks, *more], device, window_s, sizes.rounds, report)
     return Measurements(
         **_machine(device, ranks_per_node),
         ranks_per_node=ranks_per_node,
@@ -140,7 +141,7 @@ def measure_rank(
         traffic=(*copies.samples(), *traffic.samples()),
         launch_s=launches.launch_s(),
         transfers=tuple(sample for part in transfers for sample in part.samples()),
-        repeats=rounds,
+        repeats=sizes.rounds,
         date=time.strftime("%Y-%m-%d"),
         software=f"torch {torch.__version__}",
     )

@@ -17,31 +17,10 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import Kernel
 from seqplan.runtime.block_attention import block_backward, block_forward
 from seqplan.runtime.block_masks import Block, require_kernel
+from seqplan.runtime.calibrate_sizes import Sizes
 from seqplan.runtime.calibrate_timing import InTurn, Task
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-# [rows, depth] x [depth, columns]: square ones, and the wide, the narrow and the shallow of a split layer.
-MATMULS = {
-    "cpu": (
-        (128, 128, 128), (256, 256, 256), (512, 512, 512), (1024, 256, 256), (1024, 768, 256),
-        (256, 1024, 256), (2048, 128, 256), (512, 64, 512), (256, 256, 1024), (1024, 1024, 512),
-    ),
-    "cuda": (
-        (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192),
-        (4096, 1024, 4096), (4096, 4096, 512), (8192, 512, 4096), (16384, 4096, 1024), (1024, 4096, 8192),
-    ),
-}  # fmt: skip
-# (tokens, heads, head size)
-ATTENTION = {
-    "cpu": ((128, 4, 64), (256, 4, 64), (512, 4, 64), (1024, 4, 64), (256, 8, 32), (256, 2, 128)),
-    "cuda": (
-        (512, 32, 128), (1024, 32, 128), (2048, 16, 128), (4096, 16, 128), (8192, 16, 128), (16384, 8, 128),
-        (2048, 32, 64), (8192, 32, 64),
-    ),
-}  # fmt: skip
-
-COPY_BYTES = {"cpu": (1 << 20, 8 << 20, 32 << 20), "cuda": (64 << 20, 256 << 20, 1 << 30)}
 
 HEAD_DIM = 64
 
@@ -72,8 +51,8 @@ def _works(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> bool:
 class Matmuls:
     """A linear's matmul over sizes."""
 
-    def __init__(self, device: torch.device, dtype: Dtype) -> None:
-        self.dtype, self.sizes = dtype, MATMULS[device.type]
+    def __init__(self, device: torch.device, dtype: Dtype, sizes: Sizes) -> None:
+        self.dtype, self.sizes = dtype, sizes.matmuls
         self.tasks = []
         for rows, columns, depth in self.sizes:
             make = partial(_linear, rows, columns, depth, DTYPES[dtype], device)
@@ -98,8 +77,8 @@ def _linear(
 class BlockAttention:
     """One causal block, forward and backward, over lengths and head sizes."""
 
-    def __init__(self, device: torch.device, dtype: Dtype, kernel: Kernel) -> None:
-        self.dtype, self.shapes = dtype, ATTENTION[device.type]
+    def __init__(self, device: torch.device, dtype: Dtype, kernel: Kernel, sizes: Sizes) -> None:
+        self.dtype, self.shapes = dtype, sizes.attention
         self.tasks = []
         for tokens, heads, size in self.shapes:
             shape, what = (1, heads, tokens, size), f"attention {dtype} {tokens} tokens, heads of {size}"
@@ -136,8 +115,8 @@ def _block(
 class Copies:
     """A copy of one tensor to another."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.sizes = COPY_BYTES[device.type]
+    def __init__(self, device: torch.device, sizes: Sizes) -> None:
+        self.sizes = sizes.copy_bytes
         self.tasks = []
         for size_bytes in self.sizes:
             source = torch.zeros(size_bytes // 4, device=device)

@@ -19,14 +19,12 @@ from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.timing.flops import BACKWARD_PER_FORWARD
 from seqplan.planner.timing.layer_time import GATED_PASSES, LAYER_KERNELS, RESIDUAL_PASSES
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.runtime.calibrate_sizes import Sizes
 from seqplan.runtime.calibrate_timing import Task
 from seqplan.runtime.kernel_device import rms_norm
 from seqplan.runtime.mesh import build_mesh
 from seqplan.runtime.modules import Build, Layer, Tokens, local
 from seqplan.runtime.rope import rotate, rotation
-
-TRAFFIC_TOKENS = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192, 16384)}
-TRAFFIC_HIDDEN = {"cpu": 256, "cuda": 4096}
 
 FEWEST_TOKENS, LEAST_HIDDEN = 8, 64
 
@@ -69,10 +67,9 @@ def model_of(hidden_size: int) -> ModelSpec:
 class Traffic:
     """The operators between the matmuls of a layer, forward and backward, over numbers of tokens."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        model = model_of(TRAFFIC_HIDDEN[device.type])
-        lengths = TRAFFIC_TOKENS[device.type]
-        self.between = [_Between(model, tokens, dtype, device) for tokens in lengths]
+    def __init__(self, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> None:
+        model = model_of(sizes.between_hidden)
+        self.between = [_Between(model, tokens, dtype, device) for tokens in sizes.between_tokens]
         self.tasks = [Task("between the matmuls", each.forward_backward) for each in self.between]
 
     def samples(self) -> list[TrafficSample]:

@@ -15,14 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.planner.calibration.samples import Transfer, TransferSample
+from seqplan.runtime.calibrate_sizes import Sizes
 from seqplan.runtime.calibrate_timing import Task
 from seqplan.runtime.ring import Ring
 from seqplan.runtime.tensor_parallel import _all_gather_single, _reduce_scatter_single
 
-SIZES = {
-    "cpu": (16 << 10, 256 << 10, 1 << 20, 4 << 20),
-    "cuda": (64 << 10, 1 << 20, 16 << 20, 128 << 20),
-}
 KINDS: tuple[Transfer, ...] = ("all_reduce", "all_gather", "reduce_scatter", "neighbour")
 
 
@@ -59,12 +56,12 @@ def link_groups(ranks_per_node: int) -> list[LinkGroup]:
 class Transfers:
     """Every kind of transfer over one group, over sizes of the whole tensor."""
 
-    def __init__(self, device: torch.device, link: LinkGroup) -> None:
+    def __init__(self, device: torch.device, link: LinkGroup, sizes: Sizes) -> None:
         self.link, self.ranks = link, link.group.size()
         where = "between nodes" if link.leaves_node else "in a node"
         self.sizes: list[tuple[Transfer, int]] = []
         self.tasks = []
-        for size_bytes in SIZES[device.type]:
+        for size_bytes in sizes.transfer_bytes:
             elements = max(1, size_bytes // 4 // self.ranks) * self.ranks
             whole = torch.zeros(elements, device=device)
             for kind in KINDS:

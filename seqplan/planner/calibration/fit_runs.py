@@ -123,22 +123,27 @@ def fit_runs(
 
 
 def determined(effects: Floats) -> tuple[list[int], dict[int, str]]:
-    """Which columns the rows determine, and why not the others; the least determined falls first."""
+    """Which columns the rows determine, and why not the others.
+
+    Of those that the rest can imitate, the one that matters least falls first: what it explained goes to the
+    others, and its true value was closest to mattering nothing.
+    """
     chosen, why_not = list(range(effects.shape[1])), {}
     while chosen:
-        own = [
-            _rms(_without(effects[:, index], effects[:, [x for x in chosen if x != index]]))
+        imitable = [
+            index
             for index in chosen
+            if _rms(_without(effects[:, index], effects[:, [x for x in chosen if x != index]])) < LEAST_EFFECT
         ]
-        least = int(np.argmin(own))
-        index = chosen[least]
-        if own[least] >= LEAST_EFFECT:
+        if not imitable:
             break
+        index = min(imitable, key=lambda each: _rms(effects[:, each]))
         whole = _rms(effects[:, index])
         if whole < LEAST_EFFECT:
             why_not[index] = f"decides {100 * whole:.1f} % of the runs' time, too little to be seen"
         elif len(chosen) > len(effects):
-            why_not[index] = f"{len(effects)} runs do not determine {len(chosen)} factors; add other layouts"
+            runs = f"{len(effects)} runs do" if len(effects) > 1 else "1 run does"
+            why_not[index] = f"{runs} not determine {len(chosen)} factors; add other layouts"
         else:
             why_not[index] = "the runs cannot tell it from the other factors; add other layouts"
         chosen.remove(index)

@@ -1,0 +1,132 @@
+"""calibrate on real ranks: tiny sizes, a second of measuring; what it finds can be planned for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from seqplan import profiles
+from seqplan.planner.calibration.cluster_profile import profile_of, profile_text
+from seqplan.planner.calibration.samples import Measurements
+from seqplan.planner.errors import FailedError, SeqplanError
+from seqplan.profiles.cluster_file import cluster_from
+from seqplan.runtime.calibrate import measure, measure_rank
+from seqplan.runtime.calibrate_ranks import run_on_ranks
+from seqplan.runtime.calibrate_sizes import SIZES, Sizes
+from seqplan.runtime.calibrate_timing import Task, time_all
+from tests.ranks import run_ranks
+
+TINY = Sizes(
+    matmuls=((32, 32, 32), (64, 32, 32), (64, 64, 64), (128, 64, 64)),
+    attention=((32, 1, 16), (64, 1, 16), (128, 1, 16), (32, 1, 32)),
+    copy_bytes=(1 << 16,),
+    between_tokens=(32,),
+    between_hidden=64,
+    transfer_bytes=(1 << 10, 1 << 14),
+    rounds=2,
+)
+RANKS = 2
+LIMIT_S = 60.0
+
+
+def nothing(what: str, share: float) -> None:
+    """Nobody watches."""
+
+
+@pytest.mark.ranks
+def test_a_short_calibration_is_a_cluster_to_plan_for(tmp_path: Path) -> None:
+    said: list[tuple[str, float]] = []
+    measured = measure(RANKS, "cpu", 1.0, lambda what, share: said.append((what, share)), TINY)
+    assert measured is not None
+    assert (measured.ranks_per_node, measured.nodes, measured.device_kind) == (RANKS, 1, "cpu")
+    assert measured.cores_per_node is not None
+    assert measured.cores_per_node <= (os.cpu_count() or 1)
+    dtypes = set(measured.kernels)
+    assert "fp32" in dtypes
+    assert len(measured.matmuls) == len(TINY.matmuls) * len(dtypes)
+    assert len(measured.attention) == len(TINY.attention) * len(dtypes)
+    assert {each.kind for each in measured.transfers} == {
+        *("all_reduce", "all_gather", "reduce_scatter", "neighbour")
+    }
+    assert all(each.ranks == RANKS and not each.leaves_node for each in measured.transfers)
+    shares = [share for _, share in said]
+    assert shares == sorted(shares)
+    assert shares[-1] < 1.0
+    path = tmp_path / "lab.yaml"
+    path.write_text(profile_text(profile_of(measured, "lab"), measured), encoding="utf-8")
+    assert profiles.load_cluster(path) == cluster_from(profile_of(measured, "lab"), "lab")
+
+
+def broken(device: object, report: object, rank_that_fails: int) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == rank_that_fails:
+        raise ValueError("nothing to measure here\nand more")
+    dist.barrier()
+
+
+@pytest.mark.ranks
+def test_a_rank_that_fails_ends_the_measurement() -> None:
+    with pytest.raises(
+        FailedError, match=r"Rank 1 of 2 could not measure: ValueError: nothing to measure here$"
+    ):
+        run_on_ranks(RANKS, "cpu", broken, (1,), nothing, LIMIT_S)
+
+
+def counted(device: object, report: object) -> list[int]:
+    """How often a collective is called by each rank, whatever its own clock says."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    calls = [0]
+
+    def slow_on_one_rank() -> None:
+        calls[0] += 1
+        time.sleep(0.002 * dist.get_rank())
+        dist.barrier()
+
+    task = Task("uneven", slow_on_one_rank, together=True)
+    time_all([task], torch.device("cpu"), 0.02, 3, None)
+    told: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(told, calls[0])
+    assert len(task.means_s) == 3
+    return told
+
+
+@pytest.mark.ranks
+def test_every_rank_calls_a_collective_equally_often() -> None:
+    first, second = run_on_ranks(RANKS, "cpu", counted, (), nothing, LIMIT_S)
+    assert first == second > 3
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(SeqplanError, match="--nproc 0 must be from 1 to 256 ranks"):
+        measure(0, "cpu", 1.0, nothing)
+
+
+def as_two_nodes(rank: int, world_size: int) -> Measurements:
+    import torch
+
+    return measure_rank(torch.device("cpu"), None, 1, 0.1, replace(TINY, rounds=1))
+
+
+@pytest.mark.ranks
+def test_what_moves_between_nodes_is_told_apart() -> None:
+    """Two ranks, each said to be alone on its node."""
+    first, second = run_ranks(RANKS, as_two_nodes, timeout_s=LIMIT_S)
+    assert (first.nodes, first.ranks_per_node) == (2, 1)
+    assert {each.leaves_node for each in first.transfers} == {True}
+    assert first.transfers == second.transfers  # every rank has the median over all
+    link = profile_of(first, "two nodes")["inter_node"]
+    assert link["latency_s"]["source"].startswith("measured by seqplan calibrate on 20")
+
+
+def test_the_sizes_of_a_gpu_fill_it_and_those_of_a_core_do_not_take_long() -> None:
+    """A GPU needs matmuls beyond 4096 for its full rate; a core of 10 GFLOP/s must do any within a second."""
+    assert max(m * n * k for m, n, k in SIZES["cuda"].matmuls) >= 4096**3
+    assert 2 * max(m * n * k for m, n, k in SIZES["cpu"].matmuls) < 10e9
