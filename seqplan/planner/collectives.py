@@ -32,6 +32,8 @@ class Group:
     size: Floats
     ranks_per_node: Floats
     """Ranks of the group on the node where it has most; equals size where it stays inside a node."""
+    sharing: Floats | None = None
+    """Groups of the axis that use a node's NICs at once; None: as many as fill a node."""
 
     @property
     def inside_node(self) -> Any:
@@ -39,9 +41,10 @@ class Group:
 
     def split(self, inner_size: Floats) -> tuple[Group, Group]:
         """The group as a grid: `inner_size` neighbouring ranks, and one rank of each such block."""
-        inner = Group(inner_size, np.minimum(self.ranks_per_node, inner_size))
+        inner = Group(inner_size, np.minimum(self.ranks_per_node, inner_size), self.sharing)
         outer_size = self.size / inner_size
-        outer = Group(outer_size, np.clip(np.floor(self.ranks_per_node / inner_size), 1.0, outer_size))
+        per_node = np.clip(np.floor(self.ranks_per_node / inner_size), 1.0, outer_size)
+        outer = Group(outer_size, per_node, None if self.sharing is None else self.sharing * inner_size)
         return inner, outer
 
 
@@ -89,31 +92,47 @@ class Network:
             found = [self._group(table, order, axes) for order in (table.mesh_order, *table.more_orders)]
             if table.more_orders:
                 shape = (len(found), 1, 1, len(table))
-                size, per_node = ([group.size for group in found], [group.ranks_per_node for group in found])
-                found = [Group(np.reshape(size, shape), np.reshape(per_node, shape))]
+                columns = [(group.size, group.ranks_per_node, self._sharing(group)) for group in found]
+                found = [Group(*(np.reshape(column, shape) for column in zip(*columns, strict=True)))]
             table.groups[self, axes] = found[0]
         group: Group = table.groups[self, axes]
         return group
 
     def _group(self, table: LayoutTable, order: tuple[str, ...], axes: tuple[str, ...]) -> Group:
         size, per_node, block = np.ones(len(table)), np.ones(len(table)), np.ones(len(table))
-        stride = np.ones(len(table))
+        stride, others, beside = np.ones(len(table)), np.ones(len(table)), np.ones(len(table))
         for axis in reversed(order):
             degree = table.degree(axis).astype(np.float64)
             if axis in axes:
                 size = size * degree
                 per_node = per_node * np.clip(np.floor(self.gpus_per_node / stride), 1.0, degree)
                 block = np.where(degree > 1, stride * degree, block)
+                beside = np.where(degree > 1, others, beside)
+            else:
+                others = others * np.clip(np.ceil(self.gpus_per_node / stride), 1.0, degree)
             stride = stride * degree
         if self.one_node:
             return Group(size, size)
         # A group that would fit into a node but whose block does not divide the node is cut in two somewhere.
         cut = (per_node >= size) & (size > 1) & (np.mod(self.gpus_per_node, block) != 0)
-        return Group(size, np.where(cut, np.ceil(size / 2), per_node))
+        per_node = np.where(cut, np.ceil(size / 2), per_node)
+        # On a node a block has `beside` groups. Where blocks are whole nodes, or every second end of a node
+        # is the end of a block, a node shares one block with others; else one at either end.
+        node = self.gpus_per_node
+        ends = np.lcm(block.astype(np.int64), node) // node
+        one = (np.mod(block, node) == 0) | ((ends == 2) & (block < node))
+        at_once = beside * np.where(one, 1.0, 2.0)
+        return Group(size, per_node, np.minimum(at_once, self.ranks_on_node))
+
+    def _sharing(self, group: Group) -> Floats:
+        """Groups that use a node's NICs at once."""
+        if group.sharing is None:
+            return np.asarray(self.ranks_on_node / group.ranks_per_node)
+        return np.minimum(group.sharing, self.ranks_on_node)
 
     def _rate(self, group: Group) -> Floats:
         """Bytes a second of a ring collective: NVLink inside, this group's share of the NICs between."""
-        share = self.nics * self.nic_bytes_per_s * group.ranks_per_node / self.ranks_on_node
+        share = self.nics * self.nic_bytes_per_s / self._sharing(group)
         between = np.where(group.ranks_per_node > 1, np.minimum(share, self.intra_bytes_per_s), share)
         return np.asarray(np.where(group.inside_node, self.intra_bytes_per_s, between))
 
@@ -166,7 +185,7 @@ class Network:
         The slowest pair decides: where a group leaves its node, one rank of it sends over a NIC, and as
         many groups as the node holds do the same; one flow uses one NIC at most.
         """
-        flows = self.ranks_on_node / group.ranks_per_node
+        flows = self._sharing(group)
         nic = np.minimum(self.nic_bytes_per_s, self.nics * self.nic_bytes_per_s / flows)
         rate = np.where(group.inside_node, self.intra_bytes_per_s, nic)
         transfer = sent_bytes / rate * self._slowdown("neighbour", group)
