@@ -54,7 +54,7 @@ def _interleaved_in_flight(table: LayoutTable, stage: int) -> Floats:
         warm_up = 2 * (table.pp - 1 - stage) + (chunks - 1) * table.pp + 1
         return np.minimum(warm_up, table.num_microbatches * chunks) / chunks
     counts, places = np.unique(table.num_microbatches, return_inverse=True)
-    sizes = chunk_layers(layers, chunks, first=stage == 0)
+    sizes = chunk_layers(table.stage_layers, stage, chunks)
     held = [layers_in_flight(sizes, stage, table.pp, int(count)) / layers for count in counts]
     return np.array(held)[places].reshape(table.num_microbatches.shape)
 

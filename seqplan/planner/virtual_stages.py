@@ -17,15 +17,22 @@ ROUNDS_UNTIL_STEADY = 4
 """Rounds of micro-batches after which the schedule only repeats itself; warm-up takes two at most."""
 
 
-def chunk_layers(layers: int, chunks: int, first: bool) -> tuple[int, ...]:
+def chunk_layers(stage_layers: Sequence[int], stage: int, chunks: int) -> tuple[int, ...]:
     """Layers of each chunk of one stage, in the order in which a micro-batch meets them.
 
-    As even as whole layers allow. What is missing is missing at the end, where the last stage has the head;
-    on the first stage at the beginning, where it has the embedding.
+    The longest stage spreads its layers evenly, what is left over to its first chunks. A shorter one has the
+    same but for what it lacks: a round of micro-batches goes at the pace of the largest chunk that any stage
+    has in hand, so that stages should have their large chunks at the same time. The first stage lacks it at
+    the beginning, where it has the embedding, the others at the end, where the last has the head.
     """
-    share, left_over = divmod(layers, chunks)
-    sizes = (share + 1,) * left_over + (share,) * (chunks - left_over)
-    return sizes[::-1] if first else sizes
+    longest = max(stage_layers)
+    share, left_over = divmod(longest, chunks)
+    sizes = [share + (chunk < left_over) for chunk in range(chunks)]
+    for _ in range(longest - stage_layers[stage]):
+        largest = max(sizes)
+        places = [chunk for chunk, size in enumerate(sizes) if size == largest]
+        sizes[places[0] if stage == 0 else places[-1]] -= 1
+    return tuple(sizes)
 
 
 def every_chunk_works(stage_layers: Sequence[int], chunks: int) -> bool:

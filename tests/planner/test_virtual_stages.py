@@ -18,10 +18,18 @@ LLAMA3 = (7, *(8,) * 14, 7)
 
 def test_what_is_missing_is_missing_at_the_ends() -> None:
     # The first model chunk of the first stage has only the embedding, the last one of the last only the head.
-    assert chunk_layers(7, 8, first=True) == (0, 1, 1, 1, 1, 1, 1, 1)
-    assert chunk_layers(7, 8, first=False) == (1, 1, 1, 1, 1, 1, 1, 0)
-    assert chunk_layers(7, 4, first=True) == (1, 2, 2, 2)
-    assert chunk_layers(8, 4, first=False) == (2, 2, 2, 2)
+    assert chunk_layers(LLAMA3, 0, 8) == (0, 1, 1, 1, 1, 1, 1, 1)
+    assert chunk_layers(LLAMA3, 15, 8) == (1, 1, 1, 1, 1, 1, 1, 0)
+    assert chunk_layers(LLAMA3, 0, 4) == (1, 2, 2, 2)
+    assert chunk_layers(LLAMA3, 7, 4) == (2, 2, 2, 2)
+
+
+def test_large_chunks_stand_under_one_another() -> None:
+    # 8 layers in 3 chunks are 3+3+2; 7 lack one of the large ones, at their end.
+    assert [chunk_layers(LLAMA3, stage, 3) for stage in (0, 7, 15)] == [(2, 3, 2), (3, 3, 2), (3, 2, 2)]
+    for chunks in range(2, 9):
+        for stage, layers in enumerate(LLAMA3):
+            assert sum(chunk_layers(LLAMA3, stage, chunks)) == layers
 
 
 @pytest.mark.parametrize(
@@ -64,4 +72,4 @@ def test_unequal_chunks_by_hand() -> None:
     # Stage 1 with (2, 1): warm-up 2: a0 b0 a1 = 5 | -1 +1 = 5 | -1 +2 = 6 | -2 +2 = 6 | -2 +1 = 5 | -1 +1.
     assert layers_in_flight((2, 1), 1, 2, 4) == 6
     # As many micro-batches as stages: all are in flight at once on the first stage.
-    assert layers_in_flight(chunk_layers(7, 8, first=True), 0, 16, 16) == 7 * 16
+    assert layers_in_flight(chunk_layers(LLAMA3, 0, 8), 0, 16, 16) == 7 * 16
