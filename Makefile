@@ -3,6 +3,7 @@
 #   make test         all tests
 #   make check        format, lint, types, architecture, then all tests (once, also in `make check test`)
 #   make grid         the whole grid of estimates against simulations (tests take every sixth point)
+#   make accuracy     calibrates, then plans and times eight layouts on 4 local ranks (a benchmark, 5 minutes)
 #   make wheel-check  the built wheel in a clean environment, used from another folder
 #   make clean        what the other targets made
 # Paths are relative, so the folder may have any name; tools run as `python -m`, because the scripts in .venv/bin
@@ -11,7 +12,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static format grid wheel-check clean FORCE
+.PHONY: help setup demo test check static format grid accuracy wheel-check clean FORCE
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -23,7 +24,7 @@ $(STAMP): FORCE
 endif
 
 help:
-	@sed -n '2,7s/^# *//p' Makefile
+	@sed -n '2,8s/^# *//p' Makefile
 
 $(STAMP): pyproject.toml constraints.txt
 	@python=$${PYTHON:-$$(bash .ci/find-python)}; \
@@ -59,6 +60,9 @@ format: $(STAMP)
 
 grid: $(STAMP)
 	@OMP_NUM_THREADS=1 $(PY) -m tests.grid
+
+accuracy: $(STAMP)
+	@OMP_NUM_THREADS=1 $(PY) -m benchmarks.accuracy
 
 wheel-check: $(STAMP)
 	@bash .ci/wheel-check $(PY)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,47 +103,65 @@ def _check_ranks(ranks: int, device_type: str) -> None:
 
 
 def measure_rank(
-    device: torch.device,
-    report: Progress | None,
-    ranks_per_node: int,
-    seconds: float,
-    sizes: Sizes,
-    more: Sequence[Task] = (),
+    device: torch.device, report: Progress | None, ranks_per_node: int, seconds: float, sizes: Sizes
 ) -> Measurements:
-    """All measurements on this rank; the same numbers on every rank. `more` is timed in turns with them."""
-    import torch
-    import torch.distributed as dist
-
-    from seqplan.runtime import calibrate_compute as compute
-    from seqplan.runtime.calibrate_layer import Launches, Traffic
-    from seqplan.runtime.calibrate_links import Transfers, link_groups
+    """All measurements on this rank; the same numbers on every rank."""
     from seqplan.runtime.calibrate_timing import time_all
 
-    kernels = compute.usable_kernels(device)
-    # The width that training between the matmuls has: bf16 where the device is made for it.
-    traffic = Traffic(device, torch.float32 if device.type == "cpu" else torch.bfloat16, sizes)
-    matmuls = [compute.Matmuls(device, dtype, sizes) for dtype in kernels]
-    attention = [compute.BlockAttention(device, dtype, usable[0], sizes) for dtype, usable in kernels.items()]
-    copies, launches = compute.Copies(device, sizes), Launches(device)
-    transfers = [Transfers(device, link, sizes) for link in link_groups(ranks_per_node)]
-    parts: list[Any] = [*matmuls, *attention, copies, traffic, launches, *transfers]
-    tasks: list[Task] = [task for part in parts for task in part.tasks]
-    window_s = min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, seconds / len(tasks) / sizes.rounds))
-    time_all([*tasks, *more], device, window_s, sizes.rounds, report)
-    return Measurements(
-        **_machine(device, ranks_per_node),
-        ranks_per_node=ranks_per_node,
-        nodes=dist.get_world_size() // ranks_per_node,
-        kernels=dict(kernels),
-        matmuls=tuple(sample for part in matmuls for sample in part.samples()),
-        attention=tuple(sample for part in attention for sample in part.samples()),
-        traffic=(*copies.samples(), *traffic.samples()),
-        launch_s=launches.launch_s(),
-        transfers=tuple(sample for part in transfers for sample in part.samples()),
-        repeats=sizes.rounds,
-        date=time.strftime("%Y-%m-%d"),
-        software=f"torch {torch.__version__}",
-    )
+    calibration = Calibration(device, ranks_per_node, sizes)
+    window_s = calibration.window_s(seconds)
+    time_all(calibration.tasks, device, window_s, sizes.rounds, report)
+    return calibration.measurements()
+
+
+class Calibration:
+    """What one rank measures. Every rank makes one, and the tasks are timed by all together."""
+
+    def __init__(self, device: torch.device, ranks_per_node: int, sizes: Sizes) -> None:
+        import torch
+
+        from seqplan.runtime import calibrate_compute as compute
+        from seqplan.runtime.calibrate_layer import Launches, Traffic
+        from seqplan.runtime.calibrate_links import Transfers, link_groups
+
+        self.device, self.ranks_per_node, self.sizes = device, ranks_per_node, sizes
+        self.kernels = kernels = compute.usable_kernels(device)
+        # The width that training between the matmuls has: bf16 where the device is made for it.
+        between = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self.traffic = Traffic(device, between, sizes)
+        self.matmuls = [compute.Matmuls(device, dtype, sizes) for dtype in kernels]
+        self.attention = [
+            compute.BlockAttention(device, dtype, usable[0], sizes) for dtype, usable in kernels.items()
+        ]
+        self.copies, self.launches = compute.Copies(device, sizes), Launches(device)
+        self.transfers = [Transfers(device, link, sizes) for link in link_groups(ranks_per_node)]
+        parts: list[Any] = [*self.matmuls, *self.attention, self.copies, self.traffic, self.launches]
+        self.tasks: list[Task] = [task for part in [*parts, *self.transfers] for task in part.tasks]
+
+    def window_s(self, seconds: float) -> float:
+        """Of one task in one round, so that all rounds take about `seconds`."""
+        share = seconds / len(self.tasks) / self.sizes.rounds
+        return min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, share))
+
+    def measurements(self) -> Measurements:
+        """When the tasks have been timed."""
+        import torch
+        import torch.distributed as dist
+
+        return Measurements(
+            **_machine(self.device, self.ranks_per_node),
+            ranks_per_node=self.ranks_per_node,
+            nodes=dist.get_world_size() // self.ranks_per_node,
+            kernels=dict(self.kernels),
+            matmuls=tuple(sample for part in self.matmuls for sample in part.samples()),
+            attention=tuple(sample for part in self.attention for sample in part.samples()),
+            traffic=(*self.copies.samples(), *self.traffic.samples()),
+            launch_s=self.launches.launch_s(),
+            transfers=tuple(sample for part in self.transfers for sample in part.samples()),
+            repeats=self.sizes.rounds,
+            date=time.strftime("%Y-%m-%d"),
+            software=f"torch {torch.__version__}",
+        )
 
 
 def _machine(device: torch.device, ranks_per_node: int) -> dict[str, Any]:

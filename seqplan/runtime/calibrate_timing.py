@@ -38,6 +38,8 @@ class Task:
     together: bool = False
     """A collective: every rank must call it equally often."""
     means_s: list[float] = field(default_factory=list)
+    cpu_means_s: list[float] = field(default_factory=list)
+    """The same in seconds of this process's own CPU time, all threads: what waits costs nothing."""
 
     @property
     def seconds(self) -> float:
@@ -72,15 +74,16 @@ def time_all(
     rounds: int,
     report: Callable[[str, float], None] | None,
 ) -> None:
-    """Fill `means_s` of every task; the same numbers on every rank."""
+    """Fill the means of every task; the same numbers on every rank."""
     calls = [_first_call(task, device, window_s) for task in tasks]
     for turn in range(rounds):
         for number, (task, count) in enumerate(zip(tasks, calls, strict=True)):
             if report is not None:
                 report(task.what, (turn * len(tasks) + number) / (rounds * len(tasks)))
             _wait_for_all(device)
-            mean = _mean_of(task.call, count, device) if task.together else _window(task, device, window_s)
-            task.means_s.append(_median_of_ranks(mean, device))
+            taken = _calls(task, count, device) if task.together else _window(task, device, window_s)
+            task.means_s.append(_median_of_ranks(taken[0], device))
+            task.cpu_means_s.append(_median_of_ranks(taken[1], device))
 
 
 def _first_call(task: Task, device: torch.device, window_s: float) -> int:
@@ -89,21 +92,22 @@ def _first_call(task: Task, device: torch.device, window_s: float) -> int:
     if not task.together:
         return 1
     _wait_for_all(device)
-    once = torch.tensor([_mean_of(task.call, 1, device)], dtype=torch.float64, device=device)
+    once = torch.tensor([_calls(task, 1, device)[0]], dtype=torch.float64, device=device)
     dist.all_reduce(once, op=dist.ReduceOp.MAX)
     return max(1, min(MOST_CALLS, round(window_s / float(once))))
 
 
-def _mean_of(call: Callable[[], object], count: int, device: torch.device) -> float:
-    started = time.perf_counter()
+def _calls(task: Task, count: int, device: torch.device) -> tuple[float, float]:
+    """Mean seconds of `count` calls: on the clock, and of this process's CPU time."""
+    started, cpu_started = time.perf_counter(), time.process_time()
     for _ in range(count):
-        call()
+        task.call()
     _finish(device)
-    return (time.perf_counter() - started) / count
+    return (time.perf_counter() - started) / count, (time.process_time() - cpu_started) / count
 
 
-def _window(task: Task, device: torch.device, window_s: float) -> float:
-    started, calls = time.perf_counter(), 0
+def _window(task: Task, device: torch.device, window_s: float) -> tuple[float, float]:
+    started, cpu_started, calls = time.perf_counter(), time.process_time(), 0
     while True:
         task.call()
         calls += 1
@@ -112,7 +116,7 @@ def _window(task: Task, device: torch.device, window_s: float) -> float:
         _finish(device)
         elapsed = time.perf_counter() - started
         if elapsed >= window_s:
-            return elapsed / calls
+            return elapsed / calls, (time.process_time() - cpu_started) / calls
 
 
 def _finish(device: torch.device) -> None:
