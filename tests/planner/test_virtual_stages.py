@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from seqplan.planner.layout import complete_layout
+from seqplan.planner.time_model import time_estimate
+from seqplan.planner.timing.event_simulation import StageDurations, makespan_s
 from seqplan.planner.virtual_stages import (
     chunk_counts,
     chunk_layers,
@@ -11,6 +14,7 @@ from seqplan.planner.virtual_stages import (
     layers_in_flight,
     uneven_chunks,
 )
+from tests.planner.samples import decoder, question, trainer
 
 LLAMA3 = (7, *(8,) * 14, 7)
 """126 layers on 16 stages, one less on either end (2407.21783, 3.3.2)."""
@@ -73,3 +77,26 @@ def test_unequal_chunks_by_hand() -> None:
     assert layers_in_flight((2, 1), 1, 2, 4) == 6
     # As many micro-batches as stages: all are in flight at once on the first stage.
     assert layers_in_flight(chunk_layers(LLAMA3, 0, 8), 0, 16, 16) == 7 * 16
+
+
+def test_an_end_in_place_of_a_layer_takes_the_textbooks_time() -> None:
+    # Embedding and head as long as a layer: 128 equal chunks on 16 stages, so m v + p - 1 of them in a
+    # row (Narayanan et al. 2104.04473, 2.2), forward 1 and backward 2.
+    middle = StageDurations(8.0, 16.0)
+    first = StageDurations(8.0, 16.0, first_s=(1.0, 2.0), chunk_layers=chunk_layers(LLAMA3, 0, 8))
+    last = StageDurations(8.0, 16.0, last_s=(1.0, 2.0), chunk_layers=chunk_layers(LLAMA3, 15, 8))
+    for microbatches in (16, 32):
+        found = makespan_s("interleaved", [first, *[middle] * 14, last], microbatches, 0.0, 8)
+        assert float(found[0]) == pytest.approx(3.0 * (8 * microbatches + 15), rel=1e-12)
+
+
+def test_unequal_chunks_cost_time() -> None:
+    # 8 layers in 2 equal chunks wait half as long as in one; in chunks of 3, 3 and 2 more than a third.
+    free = trainer(schedules=("none", "1f1b", "interleaved"))
+    asked = question(decoder(vocab_size=1024), gpus=4, global_batch_size=16, implementation=free)
+    bubble = {}
+    for chunks in (2, 3, 4):
+        fields = {"pp": 4, "schedule": "interleaved", "num_virtual_stages": chunks}
+        bubble[chunks] = time_estimate(asked, complete_layout(asked, fields)).by_kind["bubble"]
+    assert bubble[4] == pytest.approx(bubble[2] / 2, rel=0.05)
+    assert bubble[3] > 1.1 * bubble[2] * 2 / 3

@@ -36,14 +36,17 @@ class StageDurations:
     weight_s: Any = 0.0
     first_s: tuple[Any, Any] = (0.0, 0.0)
     last_s: tuple[Any, Any] = (0.0, 0.0)
+    chunk_layers: tuple[int, ...] = ()
+    """Layers of each chunk, where they differ."""
 
     def of_chunk(self, chunk: int, chunks: int) -> dict[str, Any]:
-        """Seconds by kind of computation; embedding and head on their own chunks, the rest in equal parts."""
+        """Seconds by kind of computation; embedding and head on their own chunks, the rest by layers."""
         found = []
+        part = self.chunk_layers[chunk] / sum(self.chunk_layers) if self.chunk_layers else 1.0 / chunks
         for whole, first, last in zip(
             (self.forward_s, self.backward_s), self.first_s, self.last_s, strict=True
         ):
-            share = (whole - first - last) / chunks
+            share = (whole - first - last) * part
             share = share + first if chunk == 0 else share
             found.append(share + last if chunk == chunks - 1 else share)
         forward, backward = found

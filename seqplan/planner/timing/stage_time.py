@@ -7,7 +7,7 @@ its passes where the stage waits for it, and a hop apart where computation hides
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from seqplan.planner.timing.data_parallel_time import DataParallelClock
 from seqplan.planner.timing.event_simulation import StageDurations, makespan_s
 from seqplan.planner.timing.layer_time import EndTime, LayerClock, LayerTime, PassTime
 from seqplan.planner.timing.pipeline_time import Passes
+from seqplan.planner.virtual_stages import chunk_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,8 @@ class StageTime:
     embedding_s: tuple[Any, Any]
     """Forward and backward of the embedding, where this stage has it."""
     head_s: tuple[Any, Any]
+    chunk_layers: tuple[int, ...] = ()
+    """Layers of each chunk, where they differ."""
 
     @cached_property
     def total(self) -> Any:
@@ -54,7 +57,7 @@ class StageTime:
         forward, backward, weight = self.passes
         sent = 0.5 * self.by_kind["pp"] if schedule == "1f1b" else 0.0
         first, last = self.embedding_s, self.head_s
-        return StageDurations(forward - sent, backward - sent, weight, first, last)
+        return StageDurations(forward - sent, backward - sent, weight, first, last, self.chunk_layers)
 
 
 def stage_time(
@@ -117,7 +120,17 @@ def stage_time(
         dp_once=data_parallel.once,
         embedding_s=_passes_of(ends[0]),
         head_s=_passes_of(ends[1]),
+        chunk_layers=_unequal_chunks(table, layers, first=ends[0] is not None),
     )
+
+
+def _unequal_chunks(table: LayoutTable, layers: int, first: bool) -> tuple[int, ...]:
+    """Layers of each chunk of such a stage; none where all its chunks are alike."""
+    if table.schedule != "interleaved" or not layers:
+        return ()
+    stage = 0 if first else table.stage_layers.index(layers, 1)
+    sizes = chunk_layers(table.stage_layers, stage, table.num_virtual_stages)
+    return sizes if len(set(sizes)) > 1 else ()
 
 
 def _passes_of(end: EndTime | None) -> tuple[Any, Any]:
@@ -154,7 +167,14 @@ def _of_rows(durations: StageDurations, rows: Ints) -> StageDurations:
         (_column(forward, rows), _column(backward, rows)) for forward, backward in (one.first_s, one.last_s)
     ]
     passes = [_column(value, rows) for value in (one.forward_s, one.backward_s, one.weight_s)]
-    return StageDurations(passes[0], passes[1], passes[2], ends[0], ends[1])
+    return replace(
+        durations,
+        forward_s=passes[0],
+        backward_s=passes[1],
+        weight_s=passes[2],
+        first_s=ends[0],
+        last_s=ends[1],
+    )
 
 
 def _column(value: Any, rows: Ints) -> Any:
