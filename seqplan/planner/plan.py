@@ -16,6 +16,7 @@ import yaml
 from pydantic import Field
 
 from seqplan import __version__
+from seqplan.planner.choosing.placement import placement_lines
 from seqplan.planner.choosing.scan import memory_text
 from seqplan.planner.cluster_spec import ClusterSpec, Kernel
 from seqplan.planner.errors import SeqplanError
@@ -85,6 +86,7 @@ def make_plan(question: Question, scored: ScoredLayout) -> Plan:
     """The plan of one scored layout."""
     assert scored.memory is not None
     assert scored.time is not None
+    notes = (*scored.time.notes, *placement_lines(question, scored.layout, scored.time))
     return Plan(
         schema="seqplan/1",
         model=question.model,
@@ -93,7 +95,7 @@ def make_plan(question: Question, scored: ScoredLayout) -> Plan:
         train=question.train,
         layout=scored.layout,
         implementation=question.implementation.name,
-        estimate=Estimate(memory=scored.memory, time=scored.time),
+        estimate=Estimate(memory=scored.memory, time=scored.time.model_copy(update={"notes": notes})),
         provenance=Provenance(seqplan_version=__version__, inputs=input_hashes(question)),
     )
 

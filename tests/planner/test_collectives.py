@@ -105,6 +105,28 @@ def test_a_ring_over_nodes_goes_at_the_pace_of_its_slowest_pair(nics: int, per_f
     assert network.neighbour_s(GB, group)[0] == pytest.approx(GB / per_flow, rel=EXACT)
 
 
+@pytest.mark.parametrize(
+    ("gpus_per_node", "axes", "fields", "sharing"),
+    [
+        # Counted by hand, rank by rank, on four nodes.
+        (3, ("tp",), {"tp": 2, "dp": 6}, 1),  # pairs 0-1, 2-3, ...: one pair is cut at every second end
+        (6, ("tp",), {"tp": 8, "dp": 3}, 2),  # the second node holds ranks of two groups of 8
+        (6, ("pp",), {"pp": 3, "tp": 4, "dp": 2}, 6),  # every rank sends to another node
+        (4, ("dp", "sp"), {"dp": 2, "pp": 2, "sp": 2, "tp": 2, "mesh_order": ["dp", "pp", "sp", "tp"]}, 2),
+        (8, ("sp",), {"sp": 4, "tp": 8}, 8),
+    ],
+)
+def test_groups_that_use_the_nics_at_once(
+    gpus_per_node: int, axes: tuple[str, ...], fields: dict[str, Any], sharing: int
+) -> None:
+    on = cluster(gpus_per_node=gpus_per_node, num_nodes=4, inter=1e9, intra=1e15, nics_per_node=1)
+    network, group = network_and_group(axes, 4 * gpus_per_node, on, **fields)
+    n = group.size[0]
+    seconds = network.all_gather_s(GB, group)[0]
+    assert seconds == pytest.approx((n - 1) / n * sharing, rel=EXACT)
+    assert network.neighbour_s(GB, group)[0] == pytest.approx(sharing, rel=EXACT)
+
+
 def test_a_group_of_one_costs_nothing() -> None:
     network, group = network_and_group(("sp",), 64, cluster(latency_s=1e-3), dp=64)
     for seconds in (network.all_reduce_s, network.all_gather_s, network.neighbour_s):

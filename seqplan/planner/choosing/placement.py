@@ -7,6 +7,7 @@ answered: from how many tokens a rank does a hop hide behind the block in hand?
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,8 +53,37 @@ def placements(question: Question, layout: Layout, time: TimeEstimate | None = N
     for name, axes in (("tp", ("tp",)), ("sp", ("sp",)), ("pp", ("pp",)), ("dp", ("dp", "sp"))):
         group = network.group(table, axes)
         if group.size[0] > 1:
-            found.append(_placement(name, question.cluster, network, group, layout, time))
+            spread = spread_over_nodes(layout, axes, question.cluster.gpus_per_node)
+            found.append(_placement(name, question.cluster, network, group, spread, time))
     return found
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The worst-placed group of an axis, counted rank by rank."""
+
+    nodes: int
+    ranks_on_node: int
+    """Where it has most."""
+    sharing: int
+    """Groups that leave the node that most of them leave."""
+
+
+def spread_over_nodes(layout: Layout, axes: tuple[str, ...], gpus_per_node: int) -> Spread:
+    """Ranks are numbered along mesh_order, the last axis fastest, and fill the nodes in order."""
+    order = layout.mesh_order
+    grid = np.arange(layout.world_size).reshape([layout.degrees[name] for name in order])
+    places = [order.index(name) for name in axes]
+    last = list(range(len(order) - len(axes), len(order)))
+    size = math.prod(layout.degrees[name] for name in axes)
+    nodes = np.sort(np.moveaxis(grid, places, last).reshape(-1, size) // gpus_per_node, axis=1)
+    spans = 1 + np.sum(np.diff(nodes, axis=1) > 0, axis=1)
+    worst = nodes[int(np.argmax(spans))]
+    leaving = nodes[spans > 1]
+    groups = np.repeat(np.arange(len(leaving)), size)
+    pairs = np.unique(np.stack([leaving.reshape(-1), groups]), axis=1)
+    at_once = np.bincount(pairs[0]).max() if len(leaving) else 1
+    return Spread(int(spans.max()), int(np.unique(worst, return_counts=True)[1].max()), int(at_once))
 
 
 def _placement(
@@ -61,26 +91,25 @@ def _placement(
     cluster: ClusterSpec,
     network: Network,
     group: Group,
-    layout: Layout,
+    spread: Spread,
     time: TimeEstimate | None,
 ) -> AxisPlacement:
-    ranks, on_node = int(group.size[0]), int(group.ranks_per_node[0])
-    inside = bool(group.inside_node[0])
+    ranks, on_node, sharing = int(group.size[0]), spread.ranks_on_node, spread.sharing
     rate = _hop_rate(network, group) if axis in ("sp", "pp") else _ring_rate(network, group)
-    sharing = max(1, network.ranks_on_node // on_node)
     who = f"gradients over dp x sp={ranks}" if axis == "dp" else f"{axis}={ranks}"
-    if inside:
+    if spread.nodes == 1:
         where = f"inside a node, {_shown(rate)} a rank ({cluster.intra_node.name})"
     else:
-        spread = f"over {-(-ranks // on_node)} nodes, {on_node} rank{'s' * (on_node > 1)} of it on each"
+        most = "" if ranks == on_node * spread.nodes else "up to "
+        over = f"over {spread.nodes} nodes, {most}{on_node} rank{'s' * (on_node > 1)} of it on each"
         ports = f"{network.nics} port{'s' * (network.nics > 1)} ({cluster.inter_node.name})"
         if axis in ("sp", "pp"):
             what = "ring hop" if axis == "sp" else "transfer"
             leave = f"{sharing} {what}s leave" if sharing > 1 else f"1 {what} leaves"
-            where = f"{spread}; {leave} a node at once through its {ports}, {_shown(rate)} each"
+            where = f"{over}; {leave} a node at once through its {ports}, {_shown(rate)} each"
         else:
             groups = f"{sharing} groups share" if sharing > 1 else "1 group has"
-            where = f"{spread}; {groups} a node's {ports}, {_shown(rate)} each"
+            where = f"{over}; {groups} a node's {ports}, {_shown(rate)} each"
     part = ""
     if time is not None:
         seconds = time.by_kind[axis]
@@ -88,7 +117,7 @@ def _placement(
     return AxisPlacement(
         axis=axis,
         ranks=ranks,
-        nodes=1 if inside else -(-ranks // on_node),
+        nodes=spread.nodes,
         sharing=sharing,
         bytes_per_s=rate,
         text=f"{who}: {where}{part}",
@@ -151,6 +180,7 @@ def _hidden(question: Question, layout: Layout, tokens_per_rank: float) -> bool:
     """Whether the hops of one layer cost nothing at this length, but for the last gradients' own hop."""
     train = question.train.model_copy(update={"seq_len": round(tokens_per_rank) * layout.sp})
     asked = question.model_copy(update={"train": train})
+    layout = layout.model_copy(update={"recompute": "none", "recompute_layers": None})
     table: LayoutTable = from_layout(layout, train)
     network = Network.of(asked)
     clock = LayerClock(asked, table, network)
@@ -160,7 +190,8 @@ def _hidden(question: Question, layout: Layout, tokens_per_rank: float) -> bool:
         v["G"] * network.neighbour_s(8.0 * v["T"] * v["k"] * v["d"] / v["G"], clock.sp_group),
         0.0,
     )
-    waited = layer.forward.sp + layer.backward.sp - last
+    heads = 2.0 * clock._heads_exchange_s()  # of ranks that split the heads: no part of the ring
+    waited = layer.forward.sp + layer.backward.sp - last - heads
     return bool(np.all(waited <= 1e-9 * (layer.forward.compute + layer.backward.compute)))
 
 
