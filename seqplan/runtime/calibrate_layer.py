@@ -1,12 +1,14 @@
 """Measures what a layer of this runtime costs beside its matmuls and its attention.
 
 Traffic: the operators between the matmuls (norms, rotation, gated activation, residual sums), forward and
-backward, over the bytes that the time model counts for them. Launches: a whole layer of so few tokens that
-nothing else is left, over the kernels that the time model counts; on a CPU that is mostly Python.
+backward, over the bytes that the time model counts for them. Launches: what is left when there is next to
+nothing to compute, over the kernels that the time model counts.
 Shapes: B sequences, S tokens, E hidden size, H heads, D head size.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -117,9 +119,19 @@ class _Between:
 
 
 class Launches:
-    """A layer of so few tokens that it is made of launches alone."""
+    """What starting an operation costs the device.
+
+    On a CPU the core that computes also runs Python, autograd and the dispatcher: a layer of so few tokens
+    that it is made of that alone. A GPU has its queue filled meanwhile: a small kernel after the other.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            self.kernels = 1.0
+            self.tasks = [Task("launches", partial(torch.zeros(64, device=device).add_, 1.0))]
+            return
+        forward = LAYER_KERNELS + MATMULS_A_LAYER
+        self.kernels = forward + BACKWARD_PER_FORWARD * LAYER_KERNELS + 2 * MATMULS_A_LAYER
         model = model_of(LEAST_HIDDEN)
         layout = Layout(
             dp=dist.get_world_size(),
@@ -148,7 +160,5 @@ class Launches:
         y_BSE.sum().backward()
 
     def launch_s(self) -> float:
-        """Seconds of one of the kernels that the time model counts in a layer."""
-        forward = LAYER_KERNELS + MATMULS_A_LAYER
-        backward = BACKWARD_PER_FORWARD * LAYER_KERNELS + 2 * MATMULS_A_LAYER
-        return self.tasks[0].seconds / (forward + backward)
+        """Seconds of one of the kernels that the time model counts."""
+        return self.tasks[0].seconds / self.kernels
