@@ -24,6 +24,7 @@ from seqplan.planner.plan import load_plan, plan_warnings
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.typed_form import flag_name
 from seqplan.planner.score_cases import Loaders
+from seqplan.planner.timing.overlaps import without
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.profiles.link_doubts import link_doubts
 from seqplan.profiles.parts import load_device
@@ -83,12 +84,16 @@ def read_question(model: str, ask: Ask) -> Asked:
     spec, model_notes = read_model(model)
     cluster = read_cluster(ask.cluster)
     gpus = read_gpus(cluster, ask)
+    trainer = profiles.load_implementation(ask.implementation)
+    if ask.no_overlap:
+        trainer = trainer.model_copy(update={"time": without(trainer.time, ask.no_overlap)})
+        notes.append(f"Not counted on (--no-overlap): {', '.join(ask.no_overlap)}")
     question = Question(
         model=spec,
         cluster=cluster.for_gpus(gpus),
         gpus=gpus,
         train=train,
-        implementation=profiles.load_implementation(ask.implementation),
+        implementation=trainer,
     )
     warnings = [*batch_warnings(train), *link_doubts(cluster)]
     return Asked(question, [*notes, *model_notes, *beyond_profile(cluster, gpus)], warnings)

@@ -66,6 +66,10 @@ class Ask(Spec):
         default="auto", description="compute dtype; auto: the best that device and trainer have"
     )
     implementation: str = Field(default="seqplan", description="the trainer that has to run it")
+    no_overlap: tuple[str, ...] | None = Field(
+        default=None,
+        description="overlaps not to count on: ring,reduction,gather,prefetch,transfers,tp or all",
+    )
     optimizer: Optimizer = Field(default="adamw", description="what keeps moments of every weight")
     gradient_bytes: int = Field(default=4, description="bytes of an accumulated gradient: 2 or 4")
     hidden_dropout: float = Field(default=0.0, description="after embedding, attention and MLP")

@@ -2,8 +2,8 @@
 
 The slowest stage decides: it works through all micro-batches, and the pipeline fills and drains through the
 others once (pipeline_time.py). What the slowest stage does is compute, recompute, tp, sp, pp and dp; what it
-waits for is the bubble. Every overlap that is counted is
-an assumption and stands in the estimate's notes.
+waits for is the bubble. Every overlap that is counted is an assumption with a name (overlaps.py) and stands
+in the estimate's notes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from seqplan.planner.results import TIME_KINDS, TimeEstimate
 from seqplan.planner.timing.data_parallel_time import DataParallelClock
 from seqplan.planner.timing.flops import model_flops_per_step
 from seqplan.planner.timing.layer_time import LayerClock
+from seqplan.planner.timing.overlaps import overlap_notes
 from seqplan.planner.timing.pipeline_time import pipeline_s
 from seqplan.planner.timing.shared_cores import on_shared_cores_s
 from seqplan.planner.timing.stage_time import StageTime, played_s, stage_time
@@ -183,28 +184,6 @@ def _optimizer_s(clock: LayerClock, parameters: RankParameters) -> Floats:
     return np.asarray(clock.device.traffic_s(per_parameter * fullest))
 
 
-def estimate_notes(layout: Layout) -> tuple[str, ...]:
-    """The assumptions that the estimate of this layout rests on."""
-    notes: list[str] = []
-    if layout.ulysses_degree > 1:
-        notes.append("assumed: nothing hides the all-to-alls that split the heads over sp")
-    if layout.sp > layout.ulysses_degree:
-        notes.append("assumed: each ring hop runs behind the block in hand; only its excess is counted")
-    if layout.dp * layout.sp > 1:
-        window = {
-            0: "the reduction runs behind the last micro-batch's backward, but for its last bucket",
-            1: "the reduction runs behind the last backward, the gather behind the first forward",
-            2: "each micro-batch's reduction runs behind its backward, the gather behind the first forward",
-            3: "each layer's gathers and reduce-scatter run behind the computation of its neighbour",
-        }[layout.zero_stage]
-        notes.append(f"assumed: {window}")
-    if layout.tp > 1:
-        notes.append("assumed: nothing hides the tensor-parallel collectives")
-    if layout.pp > 1:
-        notes.append("assumed: nothing hides the transfers between stages; the slowest stage sets the pace")
-    return tuple(notes)
-
-
 def time_estimate(question: Question, layout: Layout) -> TimeEstimate:
     """Step time of one layout."""
     times = time_table(question, from_layout(layout, question.train), played=True)
@@ -215,5 +194,5 @@ def time_estimate(question: Question, layout: Layout) -> TimeEstimate:
         mfu=float(times.mfu[0]),
         by_kind=by_kind,
         bubble_fraction=float(times.bubble_fraction[0]),
-        notes=estimate_notes(layout),
+        notes=overlap_notes(question, layout),
     )

@@ -1,7 +1,7 @@
 """Why a layout is not allowed: all the rules in one list, for one layout and for a table of candidates.
 
-One function a rule (rules_degrees, _pipeline, _ulysses, _trainer, _float8); here they are only applied, so that the
-search, `explain`, `score` and the loading of a plan can never disagree.
+One function a rule (rules_degrees, _pipeline, _ulysses, _trainer, _float8); here they are only applied, so
+that the search, `explain`, `score` and the loading of a plan can never disagree.
 """
 
 from __future__ import annotations
@@ -74,6 +74,17 @@ class Sieve:
     runnable: Bools
     costable: Bools
     fell_to: tuple[tuple[Rule, Bools], ...]
+
+
+def sieve_alike(question: Question, one: LayoutTable, other: LayoutTable) -> bool:
+    """Whether the rules say the same of two tables that differ in stage_layers alone, of one longest stage.
+
+    Only a rule that is true or false of a whole table depends on how its layers are split.
+    """
+    for rule in RULES:
+        if rule.about_stages and rule.broken(question, one) != rule.broken(question, other):
+            return False
+    return True
 
 
 def sieve(question: Question, table: LayoutTable) -> Sieve:

@@ -49,8 +49,8 @@ def _float8(question: Question, layout: Layout) -> str:
     ]
     ways = ([f"tp {listed(good)}"] if good else []) + ["precision=bf16"]
     return (
-        f"precision=fp8 multiplies matrices whose sides are multiples of {FLOAT8_MULTIPLE}, and tp={layout.tp} "
-        f"cuts a weight's {side} into {side / layout.tp:g}; use {listed(ways)}."
+        f"precision=fp8 multiplies matrices whose sides are multiples of {FLOAT8_MULTIPLE}, and "
+        f"tp={layout.tp} cuts a weight's {side} into {side / layout.tp:g}; use {listed(ways)}."
     )
 
 

@@ -2,9 +2,9 @@
 
 Parameters are replicated over sp, so gradients are summed over dp and sp together. Every layer is reduced
 and gathered by itself, so each pays the latency of its collective; over thousands of ranks that is the
-larger part. What overlaps is an assumption, said in every time estimate, which a trainer's file can take
-back: a reduction hides behind the backward of the micro-batch that makes it, a gather behind the layer
-before it; the last bucket and the first gather have nothing to hide behind.
+larger part. What overlaps is an assumption, said in every time estimate, which a trainer's file or the flag
+--no-overlap takes back: a reduction hides behind the backward of the micro-batch that makes it, a gather
+behind the layer before it; the last bucket and the first gather have nothing to hide behind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class DataParallelClock:
         self.inner, self.outer = self.group.split(shard)
 
     def exposed(self, parameters: Floats, layers: int, forward_s: Any, backward_s: Any) -> DataParallelTime:
-        """`parameters` on each rank (whole, after tp), in `layers` messages."""
+        """`parameters` on each rank (whole, after tp), in `layers` messages; `forward_s` and `backward_s` are
+        the parts of a micro-batch's passes in which the links are free (layer_time.py)."""
         network, stage, costs = self.network, self.table.zero_stage, self.costs
         if not network.overlaps:
             forward_s = backward_s = 0.0
@@ -63,11 +64,16 @@ class DataParallelClock:
         def once_exposed(communication: Any, window: Any) -> Any:
             return np.maximum(communication - window, communication / buckets)
 
+        prefetched = gather if costs.prefetch_overlaps else 0.0
+        summed = scatter if costs.reduction_overlaps else 0.0
         each = np.select(
             [stage == 2, stage == 3],
             [
                 exposed(scatter, behind_micro_batch),
-                exposed(gather, forward_s) + exposed(gather + scatter, backward_s),
+                exposed(prefetched, forward_s)
+                + exposed(prefetched + summed, backward_s)
+                + 2.0 * (gather - prefetched)
+                + (scatter - summed),
             ],
             0.0,
         )

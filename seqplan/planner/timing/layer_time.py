@@ -27,7 +27,7 @@ from seqplan.planner.timing.flops import (
     FLASH_BACKWARD_PER_FORWARD,
     mean_attention_pairs,
 )
-from seqplan.planner.timing.ring_time import ring_exposed_s
+from seqplan.planner.timing.ring_time import ring_time
 
 RESIDUAL_PASSES = 10
 """Reads and writes of the residual stream in a forward: two norms (2 each), two additions (3 each)."""
@@ -52,6 +52,8 @@ class PassTime:
     compute: Floats
     tp: Floats
     sp: Floats
+    window: Any
+    """Seconds of it in which the links that gradients take are free."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class LayerClock:
         self.heads_group, self.sp_group = network.group(table, ("sp",)).split(self.values["U"])
         self.tp_share = float(self.costs.tp_exposed_share)
         self.stage_group = network.group(table, ("pp",))
+        gradients = network.group(table, ("dp", "sp"))
+        self.gradients_leave_node = ~gradients.inside_node
         self.transfers_leave_node = (self.stage_group.size > 1) & ~self.stage_group.inside_node
 
     @cached_property
@@ -164,7 +168,8 @@ class LayerClock:
         """One layer of the model."""
         v, model, zero = self.values, self.question.model, np.zeros(len(self.table))
         (linears_f, linears_b), (attention_f, attention_b) = self._linears_s(), self._attention_s()
-        sp_f, sp_b = ring_exposed_s(v, self.network, self.sp_group, attention_f, attention_b)
+        ring = ring_time(v, self.network, self.sp_group, attention_f, attention_b, self.costs.ring_overlaps)
+        sp_f, sp_b = ring.forward, ring.backward
         exchange = self._heads_exchange_s()
         moved = v["e"] * (
             RESIDUAL_PASSES * v["Tr"] * v["h"]
@@ -185,22 +190,40 @@ class LayerClock:
         again = np.where(split, gather, 0.0)
         forward_s = linears_f + attention_f + between
         backward_s = linears_b + attention_b + BACKWARD_PER_FORWARD * between + accumulate
-        tp_f, tp_b = (
-            self._tp_exposed(2.0 * block, linears_f),
-            self._tp_exposed(2.0 * (block + again), linears_b),
-        )
+        busy_f, busy_b = 2.0 * block, 2.0 * (block + again)
+        tp_f, tp_b = self._tp_exposed(busy_f, linears_f), self._tp_exposed(busy_b, linears_b)
         host_f, host_b = self._host_s(split)
         if self.costs.selective_repeats == "operations":
-            selective = PassTime(linears_f / 2.0 + between, tp_f, zero)
+            selective = self._pass(linears_f / 2.0 + between, tp_f, zero, busy_f, 0.0, 0.0)
         else:
-            selective = PassTime(attention_f, zero, sp_f)
+            selective = self._pass(attention_f, zero, sp_f, 0.0, ring.busy_forward, 0.0)
         sp_f, sp_b = sp_f + exchange, sp_b + exchange
         return LayerTime(
-            forward=PassTime(_issued(forward_s, tp_f + sp_f, host_f), tp_f, sp_f),
-            backward=PassTime(_issued(backward_s, tp_b + sp_b, host_b), tp_b, sp_b),
+            forward=self._pass(
+                _issued(forward_s, tp_f + sp_f, host_f), tp_f, sp_f, busy_f, ring.busy_forward, exchange
+            ),
+            backward=self._pass(
+                _issued(backward_s, tp_b + sp_b, host_b), tp_b, sp_b, busy_b, ring.busy_backward, exchange
+            ),
             selective_forward=selective,
             weight_gradient=linears_b / 2.0 + accumulate,
         )
+
+    def _pass(
+        self, compute: Any, tp: Any, sp: Any, tp_busy: Any, ring_busy: Any, heads_busy: Any
+    ) -> PassTime:
+        """Gradients may travel whenever their links are free: the whole pass, waits included, less the time
+        that tp, the ring and the exchange of heads are on the same links, hidden or not. So what a faster
+        device no longer hides is not counted twice."""
+        window: Any = compute + tp + sp
+        for group, busy in (
+            (self.tp_group, tp_busy),
+            (self.sp_group, ring_busy),
+            (self.heads_group, heads_busy),
+        ):
+            if np.any(busy):
+                window = window - np.where(self.gradients_leave_node != group.inside_node, busy, 0.0)
+        return PassTime(compute, tp, sp, np.maximum(window, 0.0))
 
     def _tp_exposed(self, communication: Any, matmuls: Any) -> Any:
         """What of tp's collectives is waited for: where a trainer runs them piecewise beside their matmuls,
@@ -234,13 +257,17 @@ class LayerClock:
         v, zero, device = self.values, np.zeros(len(self.table)), self.device
         look_up = device.traffic_s(3.0 * v["e"] * v["Tr"] * v["h"]) + device.launch_s
         reduce = self.network.all_reduce_s(v["e"] * v["T"] * v["h"], self.tp_group)
-        return EndTime(PassTime(zero + look_up, reduce, zero), PassTime(zero + look_up, zero, zero), look_up)
+        return EndTime(
+            self._pass(zero + look_up, reduce, zero, reduce, 0.0, 0.0),
+            self._pass(zero + look_up, zero, zero, 0.0, 0.0, 0.0),
+            look_up,
+        )
 
     def head(self) -> EndTime:
         """Final norm, transform, logits and loss."""
         v, model, zero, device = self.values, self.question.model, np.zeros(len(self.table)), self.device
         if model.head not in ("lm", "mlm"):
-            nothing = PassTime(zero, zero, zero)
+            nothing = PassTime(zero, zero, zero, zero)
             return EndTime(nothing, nothing)
         forward, backward = self.matmul_s(
             self._token_tiles, v["V"], v["E"] if model.head == "mlm" else v["h"], in_layer=False
@@ -254,8 +281,8 @@ class LayerClock:
         reduce = self.network.all_reduce_s(v["e"] * v["T"] * v["h"], self.tp_group)
         statistics = self.network.all_reduce_s(4.0 * v["T"], self.tp_group)  # maximum; sum and target
         return EndTime(
-            PassTime(forward + loss_f, 3.0 * statistics, zero),
-            PassTime(backward + loss_b, reduce, zero),
+            self._pass(forward + loss_f, 3.0 * statistics, zero, 3.0 * statistics, 0.0, 0.0),
+            self._pass(backward + loss_b, reduce, zero, reduce, 0.0, 0.0),
             backward / 2.0,
         )
 

@@ -79,9 +79,8 @@ def stage_time(
     forwards: list[tuple[Any, PassTime]] = [(layers, layer.forward), *((1, end.forward) for end in held)]
     backwards: list[tuple[Any, PassTime]] = [(layers, layer.backward), *((1, end.backward) for end in held)]
     everything = [*forwards, *backwards, *again]
-    # Only computation hides a reduction: what tp and sp wait for uses the same links.
-    forward_s = sum(times * part.compute for times, part in forwards)
-    backward_s = sum(times * part.compute for times, part in [*backwards, *again])
+    forward_s = sum(times * part.window for times, part in forwards)
+    backward_s = sum(times * part.window for times, part in [*backwards, *again])
     data_parallel = reduction.exposed(parameters, layers, forward_s, backward_s)
     values = clock.values
     sent = values["e"] * values["Tr"] * values["h"]

@@ -71,6 +71,12 @@ class TrainerTime(Spec):
     memory_pressure_factor: Quantity = Field(
         default=Quantity(1.0, "none known"), description="step time over what it is below that share"
     )
+    ring_overlaps: bool = Field(
+        default=True, description="each hop of the ring runs behind the block of attention in hand"
+    )
+    prefetch_overlaps: bool = Field(
+        default=True, description="ZeRO 3: a layer's gathers run behind the computation of its neighbour"
+    )
     reduction_overlaps: bool = Field(
         default=True, description="the gradients' reduction runs behind the backward"
     )
