@@ -184,7 +184,7 @@ def test_a_bad_order_is_told_with_the_good_one() -> None:
     degrees: dict[str, Any] = {"tp": 8, "dp": 4}
     assert timed(asked, **degrees, **bad).step_time_s > 1.3 * timed(asked, **degrees, **usual).step_time_s
     (text,) = [t for t in layout_warnings(asked, layout(asked, **degrees, **bad)) if "spans nodes" in t]
-    assert "With --mesh-order pp,dp,sp,tp it would stay inside a node" in text
+    assert "In the order pp,dp,sp,tp it would stay inside a node" in text
     assert not [t for t in layout_warnings(asked, layout(asked, **degrees, **usual)) if "spans" in t]
 
 

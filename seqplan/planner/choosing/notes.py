@@ -101,7 +101,7 @@ def layout_warnings(question: Question, layout: Layout) -> tuple[str, ...]:
 
     def cure(axis: str) -> str:
         order = ",".join(DEFAULT_MESH_ORDER)
-        return f" With --mesh-order {order} it would stay inside a node." if axis in elsewhere else ""
+        return f" In the order {order} it would stay inside a node." if axis in elsewhere else ""
 
     if "tp" in crossing:
         found.append(f"tp={tp} {node}: all-reduces of every layer cross the slower link.{cure('tp')}")

@@ -32,7 +32,10 @@ def _world_size(question: Question, layout: Layout) -> str:
     if not ways:
         lower = listed([axis for axis, degree in layout.degrees.items() if degree > 1])
         ways = [f"{lower or 'the degrees'} so that the product is {gpus}"]
-    return f"{product} needs {world} GPUs, not {gpus}; set {listed(ways)}, or use {world} GPUs."
+    node = question.cluster.gpus_per_node
+    whole = world <= node or world % node == 0
+    other = f", or use {world} GPUs" if whole else f" ({world} GPUs are no whole nodes of {node})"
+    return f"{product} needs {world} GPUs, not {gpus}; set {listed(ways)}{other}."
 
 
 def tensor_degrees(question: Question) -> tuple[int, ...]:
