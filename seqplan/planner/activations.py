@@ -111,7 +111,7 @@ Kind = Literal[
     "transient",
 ]
 RecomputeMode = Literal["none", "selective", "full"]
-Part = Literal["attention", "mlp", "mlp_inner"]
+Part = Literal["attention", "attention_inner", "mlp", "mlp_inner"]
 Moment = Literal[
     "attention_forward",
     "mlp_forward",
@@ -121,6 +121,7 @@ Moment = Literal[
     "mlp_backward",
     "up_backward",
     "attention_backward",
+    "qkv_backward",
     "embedding_backward",
     "first_embedding_backward",
     "recomputation",
@@ -133,7 +134,8 @@ Moment = Literal[
     "gradient_sum",
     "optimizer",
 ]
-"""When a working tensor is alive. up_backward: in the MLP's backward, when all that its middle kept has gone;
+"""When a working tensor is alive. up_backward, qkv_backward: of the linears that read the input of MLP and
+attention, when all that the part's middle kept has gone;
 recomputation: while a backward recomputes a layer; end: when the backward
 has come to the first layer; first_embedding_backward: that of a step's first micro-batch;
 reduction: while gradients of the layer before are being reduced; layer_reduction: of the first layer, at the
@@ -196,7 +198,7 @@ class LayerRow(TensorRow):
     )
     part: Part = Field(
         default="attention",
-        description="mlp: freed before the layer's attention backward; mlp_inner: before that of the MLP's input",
+        description="mlp: freed before attention's backward; .._inner: before that of the part's input",
     )
 
 

@@ -54,9 +54,9 @@ class RankParameters:
     one_layer_a_stage: bool
     """All layers of a stage use the same weights (ALBERT)."""
 
-    def stage(self, table: LayoutTable, stage: int) -> dict[str, Any]:
+    def stage(self, table: LayoutTable, stage: int, layers: int | None = None) -> dict[str, Any]:
         """The symbols of one stage: P, Pn, Pl, Pln, Pe, Ph, Pw, layers, first, last."""
-        layers = table.stage_layers[stage]
+        layers = table.stage_layers[stage] if layers is None else layers
         first, last = stage == 0, stage == head_stage(table)
         distinct = min(layers, 1) if self.one_layer_a_stage else layers
         total = self.layer.times(distinct)

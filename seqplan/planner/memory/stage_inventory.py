@@ -14,6 +14,7 @@ import numpy as np
 
 from seqplan.planner.activations import (
     Moment,
+    Part,
     RecomputeMode,
     TensorRow,
     add_by_kind,
@@ -83,6 +84,8 @@ class StageBundles:
     """Gradients of final norm and head: they exist when the layers' backward begins."""
     layer_gradients: Bundle
     """Stored gradients of one layer."""
+    early_gradients: Bundle
+    """Those of a layer that exist before its attention's backward, where each is stored as it comes."""
     embedding_gradients: Bundle
     """Gradients of the embedding: the last to exist in a backward."""
     layer: Bundle
@@ -124,10 +127,11 @@ class Inventory:
         self.parameters = rank_parameters(question, table)
         self._full = table.is_recompute("full")
         self._selective = table.is_recompute("selective")
+        self._parts: dict[tuple[Part, ...], Bundle] = {}
 
-    def stage(self, stage: int, has_head: bool) -> StageBundles:
-        """Everything that the fullest rank of `stage` may hold."""
-        own = self.parameters.stage(self.table, stage)
+    def stage(self, stage: int, has_head: bool, layers: int | None = None) -> StageBundles:
+        """Everything that the fullest rank of `stage` may hold, with `layers` layers if not the table's."""
+        own = self.parameters.stage(self.table, stage, layers)
         values = {**self.values, **own}
         layers = own["layers"]
         recomputed = np.minimum(self.table.recompute_layers, layers)
@@ -145,9 +149,12 @@ class Inventory:
             gradients=gradients,
             head_gradients=head_gradients if has_head else EMPTY,
             layer_gradients=self._gradients_of(own["Pl"], values),
+            early_gradients=self._gradients_of(
+                own["Pl"] - values["h"] * (values["a"] + 2 * values["k"]) * values["d"], values
+            ).times(values["zero"] < 2),
             embedding_gradients=embedding_gradients if own["first"] else EMPTY,
             layer=self._layer,
-            layer_mlp=self._layer_mlp,
+            layer_mlp=self._of_parts("mlp", "mlp_inner"),
             layers=self._layer.times(layers).plus(self._recompute_extra, -1.0 * recomputed),
             recomputed_extra=self._recompute_extra,
             last_recomputed=((recomputed >= layers) & (recomputed > 0)).astype(np.float64),
@@ -172,13 +179,11 @@ class Inventory:
     def _layer(self) -> Bundle:
         return Bundle(layer_bytes(self.trainer.layer, self.values, "none"))
 
-    @cached_property
-    def _layer_mlp(self) -> Bundle:
-        return Bundle(layer_bytes(self.trainer.layer, self.values, "none", ("mlp", "mlp_inner")))
-
-    @cached_property
-    def _mlp_inner(self) -> Bundle:
-        return Bundle(layer_bytes(self.trainer.layer, self.values, "none", ("mlp_inner",)))
+    def _of_parts(self, *parts: Part) -> Bundle:
+        """What a layer keeps in some of its parts."""
+        if parts not in self._parts:
+            self._parts[parts] = Bundle(layer_bytes(self.trainer.layer, self.values, "none", parts))
+        return self._parts[parts]
 
     @cached_property
     def _recompute_extra(self) -> Bundle:
@@ -217,15 +222,21 @@ class Inventory:
         rows = list(zip(self.trainer.working, self._working_of_every_stage, strict=True))
         sizes = [(row, row.size_bytes(values) if size is None else size) for row, size in rows]
         sizes = [(row, size) for row, size in sizes if np.any(size)]
-        working = {
+        working: dict[str, Bundle] = {
             moment: Bundle(
                 self._in_chunks(sum_by_kind((row.kind, size) for row, size in sizes if moment in row.at))
             )
             for moment in MOMENTS
         }
-        # The MLP's backward has two heights, that of its middle and that of its input; all else is equal.
-        later = working["up_backward"].plus(self._mlp_inner, -1.0)
-        working["mlp_backward"] = larger(working["mlp_backward"], later)
+        # The backward of a part has two heights, that of its middle and that of its input; all else is equal.
+        middles: tuple[tuple[Moment, Moment, Part], ...] = (
+            ("mlp_backward", "up_backward", "mlp_inner"),
+            ("attention_backward", "qkv_backward", "attention_inner"),
+        )
+        for moment, later, inner in middles:
+            if working[later].by_kind:
+                gone = working[later].plus(self._of_parts(inner), -1.0)
+                working[moment] = larger(working[moment], gone)
         return working
 
 

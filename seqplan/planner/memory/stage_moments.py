@@ -54,6 +54,7 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
                 *base,
                 *live,
                 *head_gradients,
+                (one - gradients, b.early_gradients),
                 (-one, b.layer_mlp),
                 (one, b.working["attention_backward"]),
             ]
@@ -98,7 +99,8 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
         buckets = (filled > 0) & (filled < b.num_layers)
         rest: Case = [(-one, b.layer_mlp), (one, b.working["attention_backward"])]
         cases["last mlp_backward"] = _where(buckets, [*last, (one, b.working["mlp_backward"])])
-        cases["last attention_backward"] = _where(buckets, [*last, *rest])
+        within = (filled > 0) & (b.working["summing"].total <= b.early_gradients.total)  # of a single layer
+        cases["last attention_backward"] = _where(buckets | within, [*last, *rest])
     if b.num_layers > 0:
         # Of the first backward of a step: the embedding's gradient does not exist yet.
         late: Case = [(-all_started, b.embedding_gradients)]
