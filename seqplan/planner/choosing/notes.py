@@ -131,4 +131,5 @@ def trained(question: Question) -> str:
 
 def assumptions(question: Question) -> tuple[str, ...]:
     """What every estimate takes for granted."""
-    return (f"{trained(question)[:-1]}; every sequence has exactly {question.train.seq_len} tokens.",)
+    length = f"every sequence has exactly {question.train.seq_len} tokens"
+    return (f"{trained(question)[:-1]}; {length}, and no mask parts documents packed into it.",)
