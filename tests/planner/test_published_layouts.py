@@ -15,7 +15,7 @@ from seqplan import cli_inputs, profiles
 from seqplan.planner.layout import Layout
 from seqplan.planner.measured.published_choice import Choice, choice, held_pins
 from seqplan.planner.measured.published_comparison import ask_group
-from seqplan.planner.question import Question
+from seqplan.planner.question import Pins, Question
 
 NAMES_NO_DEVICE = (
     "llama3_70b, 1,024 GPUs",
@@ -79,6 +79,17 @@ def test_llama_3_is_among_the_first_by_degrees(row: str) -> None:
     assert found.rank <= 5
     assert found.share_of_best >= LLAMA3[row]
     assert len(found.others) > 50, "there was something to choose from"
+
+
+@pytest.mark.parametrize("row", list(LLAMA3))
+def test_nothing_of_their_own_trainer_beats_llama_3(row: str) -> None:
+    """Everything free: micro-batch, recomputation, schedule, order of the mesh.
+
+    What beats the layout needs another trainer: at 8,192 tokens Megatron-Core's ZB-V on 32 stages takes 5 %
+    less, NeMo, whose tp runs beside its matmuls, 16 %; at 131,072 tokens NeMo's best takes 3 % less.
+    """
+    question, layout = launched()[row]
+    assert choice(question, layout, Pins()).share_of_best >= LLAMA3[row]
 
 
 def test_eight_of_ten_jobs_chose_within_a_tenth_of_the_best() -> None:
