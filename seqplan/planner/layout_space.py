@@ -6,6 +6,7 @@ field is taken as pinned, and the rules say what that excludes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,9 +14,11 @@ import numpy as np
 
 from seqplan.planner.choosing.layout_table import RECOMPUTES
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER, default_stage_layers, spread_layers
+from seqplan.planner.layout import AXES, DEFAULT_MESH_ORDER
+from seqplan.planner.layout_defaults import default_stage_layers
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.integers import divisors, listed
+from seqplan.planner.timing.flops import mean_attention_pairs
 from seqplan.planner.virtual_stages import chunk_counts
 
 FEW_DIVISORS = 10
@@ -122,18 +125,43 @@ def micro_batch_sizes(global_batch_size: int, dp: int, pins: Pins) -> tuple[int,
 
 
 def stage_splits(question: Question, pp: int, pins: Pins) -> list[tuple[int, ...]]:
-    """How the layers may lie on the stages: evenly, and with fewer on the last to make up for the head."""
+    """How the layers may lie on the stages: evenly first, then by what each end carries beside its layers.
+
+    The last stage has its even share, or less by what the head's matmul takes of the time, or half of that.
+    What the others have left over goes to the first of them, so that a slow stage starts at once and is
+    waited for least, or to later ones, which keep fewer micro-batches in memory (test_stage_splits.py:
+    against every split of a small model).
+    """
     if pins.stage_layers is not None:
         return [pins.stage_layers]
     model, capabilities = question.model, question.implementation.capabilities
     stages = min(pp, model.num_layers)  # more stages fall to a rule
-    splits = [default_stage_layers(model, stages, capabilities.stage_balance)]
-    if pp > 1 and capabilities.uneven_stages:
-        head = model.head_matmul_parameters / model.layer_matmul_parameters
-        last = round((model.num_layers + head) / pp - head)
-        if 1 <= last < splits[0][-1]:
-            splits.append((*spread_layers(model.num_layers - last, pp - 1), last))
-    return splits
+    even = default_stage_layers(model, stages, capabilities.stage_balance)
+    if pp == 1 or pp > model.num_layers or not capabilities.uneven_stages:
+        return [even]
+    head = head_layers(question)
+    balanced = (model.num_layers + head) / pp - head
+    lowest = max(math.floor(balanced), 1)
+    found = dict.fromkeys([even])
+    for last in (even[-1], math.ceil(balanced), (even[-1] + lowest) // 2, lowest):
+        if lowest <= last <= model.num_layers - (pp - 1):
+            share, left_over = divmod(model.num_layers - last, pp - 1)
+            more, same = [share + 1] * left_over, [share] * (pp - 1 - left_over)
+            found[(*more, *same, last)] = None
+            found[(*same, *more, last)] = None
+    return list(found)
+
+
+def head_layers(question: Question) -> float:
+    """Matmuls of the head over those of a layer, attention at this length included."""
+    model = question.model
+    attention = (
+        2.0
+        * model.attention_size
+        * mean_attention_pairs(model, question.train.seq_len)
+        / question.train.seq_len
+    )
+    return model.head_matmul_parameters / (model.layer_matmul_parameters + attention)
 
 
 def schedules(
@@ -148,6 +176,18 @@ def schedules(
             yield from ((name, chunks) for chunks in chunk_counts(layers) or (2,))
         else:
             yield name, 1
+
+
+def pipelines(
+    question: Question, pp: int, pins: Pins, has: Choices
+) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """(schedule, num_virtual_stages, layers of each stage), the even split first."""
+    even, *others = stage_splits(question, pp, pins)
+    for layers in (even, *others):
+        for schedule, chunks in schedules(question, pp, layers, pins, has):
+            # In a V the first stage has the head, so that what suits the last stage suits the first.
+            mirrored = schedule == "zbv" and layers != even
+            yield schedule, chunks, layers[::-1] if mirrored else layers
 
 
 def attention_options(question: Question, sp: int, pins: Pins, has: Choices) -> list[tuple[str, int]]:
@@ -174,9 +214,8 @@ def attention_options(question: Question, sp: int, pins: Pins, has: Choices) -> 
     return [(name, degree or (sp if name == "ulysses" else 1))]
 
 
-def recompute_options(stage_layers: tuple[int, ...], pins: Pins, has: Choices) -> list[tuple[int, int]]:
+def recompute_options(longest: int, pins: Pins, has: Choices) -> list[tuple[int, int]]:
     """(place in RECOMPUTES, layers): none, and of each mode every number of the longest stage's layers."""
-    longest = max(stage_layers, default=0)
     names = (pins.recompute,) if pins.recompute is not None else has.recompute
     found = []
     for name in names:

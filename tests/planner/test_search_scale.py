@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from seqplan.planner.choosing.beyond_trainer import LEAST_GAIN, faster_elsewhere
-from seqplan.planner.choosing.layout_grid import candidate_grids, candidate_tables
+from seqplan.planner.choosing.layout_grid import Grid, candidate_grids, candidate_tables
 from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.choosing.scan import scan
 from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import trainer_choices
-from seqplan.planner.memory.peak_memory import peak_memory
+from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.rules.legality import sieve, verdict
 from seqplan.planner.search import score, suggest
@@ -28,8 +28,9 @@ from tests.planner.samples import cluster, decoder, encoder, question
 
 RELATIVE = 1e-12
 """The issue's bound between the search and the score of one layout."""
-PLAYED = 0.12
-"""With as few micro-batches as here a closed form may be so far from the event simulation."""
+PLAYED = 0.14
+"""With as few micro-batches as here a closed form may be so far from the event simulation: most where stages
+of unequal length are interleaved for one or two of them."""
 
 
 def everything(model: Any = None, gpus: int = 8, *, memory_gib: float = 0.95, **changes: Any) -> Question:
@@ -92,13 +93,16 @@ def test_the_grids_give_the_numbers_of_one_layout_at_a_time(asked: Question) -> 
     """Peak of every stage and step time of random cells against `score` (memory_model, time_model)."""
     random = np.random.default_rng(0)
     compared = 0
-    for grid in candidate_grids(asked, Pins(), trainer_choices(asked)):
+    for grids, place in splits_of(asked):
+        grid, shared = grids.in_split(grids.splits[place]), StageMemories(asked, grids.table)
+        for layers in grids.splits[:place]:  # what another split has left behind is not in the way
+            peak_memory(asked, grids.in_split(layers).table, shared)
         legal = np.broadcast_to(sieve(asked, grid.table).runnable & (grid.weight > 0), grid.table.shape)
         if not legal.any():
             continue
-        memory, times = peak_memory(asked, grid.table), time_table(asked, grid.table)
+        memory, times = peak_memory(asked, grid.table, shared), time_table(asked, grid.table)
         seconds = np.broadcast_to(times.step_time_s, grid.table.shape)
-        for cell in random.choice(np.flatnonzero(legal), 12):
+        for cell in random.choice(np.flatnonzero(legal), 8):
             layout = grid.table.flat([cell]).row(0)
             one = score(asked, layout)
             assert one.memory is not None
@@ -113,6 +117,12 @@ def test_the_grids_give_the_numbers_of_one_layout_at_a_time(asked: Question) -> 
             assert seconds.flat[cell] == pytest.approx(one.time.step_time_s, rel=PLAYED)
             compared += 1
     assert compared > 80
+
+
+def splits_of(asked: Question) -> list[tuple[Grid, int]]:
+    """Every grid with the place of each of its splits of the layers."""
+    grids = candidate_grids(asked, Pins(), trainer_choices(asked))
+    return [(grid, place) for grid in grids for place in range(len(grid.splits))]
 
 
 def without_twins(found: list[tuple[float, Layout]]) -> list[tuple[float, Layout]]:

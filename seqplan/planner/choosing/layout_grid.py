@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +24,8 @@ from seqplan.planner.choosing.layout_table import (
     LayoutTable,
     num_microbatches,
 )
-from seqplan.planner.layout import DEFAULT_MESH_ORDER, best_kernel
+from seqplan.planner.layout import DEFAULT_MESH_ORDER
+from seqplan.planner.layout_defaults import best_kernel
 from seqplan.planner.layout_space import (
     Choices,
     attention_options,
@@ -33,10 +33,9 @@ from seqplan.planner.layout_space import (
     mesh_orders,
     micro_batch_sizes,
     pipeline_degrees,
+    pipelines,
     recompute_options,
-    schedules,
     sharding_options,
-    stage_splits,
 )
 from seqplan.planner.question import Pins, Question
 
@@ -46,14 +45,26 @@ class Grid:
     """Cells [recompute, sharding, row] of one pipeline."""
 
     table: LayoutTable
-    """In the first of the orders."""
+    """In the first of the orders, and of the splits."""
     weight: Ints
     """[sharding, row]: in how many orders a cell is a candidate; 0: it is none."""
     orders: tuple[tuple[tuple[str, ...], Bools], ...]
     """Each order of the mesh, and the rows for which it is not the same as one before."""
+    splits: tuple[tuple[int, ...], ...]
+    """Ways to lay the layers on the stages, with the same longest stage; all cells are there in each."""
+    evenly: bool
+    """These splits are the first of this pipeline, the even one among them."""
+
+    def in_split(self, layers: tuple[int, ...]) -> Grid:
+        """The cells of one split."""
+        return replace(self, table=replace(self.table, stage_layers=layers), splits=(layers,))
+
+    def each_split(self) -> Iterator[Grid]:
+        """One split after the other."""
+        return (self.in_split(layers) for layers in self.splits)
 
     def count(self, cells: ArrayLike) -> int:
-        """Candidates in a mask that broadcasts to the grid."""
+        """Candidates of one split in a mask that broadcasts to the grid."""
         mask = np.asarray(cells)
         missing = 1 if mask.ndim == 3 and mask.shape[0] > 1 else self.table.shape[0]
         return int((mask * self.weight).sum()) * missing
@@ -69,50 +80,66 @@ class Grid:
         mask = np.broadcast_to(np.asarray(cells) & (self.weight > 0), self.table.shape)
         return self.table.flat([int(np.argmax(mask))])
 
+    def of_shardings(self, places: Ints) -> Grid:
+        """Some of the shardings."""
+        stage, size = self.table.zero_stage, self.table.zero_shard_size
+        table = replace(self.table, zero_stage=stage[places], zero_shard_size=size[places])
+        return replace(self, table=table, weight=self.weight[places])
+
     def take(self, rows: ArrayLike) -> Grid:
         """Some rows."""
         chosen = np.asarray(rows)
         orders = tuple((order, own[chosen]) for order, own in self.orders)
-        return Grid(self.table.take(chosen), self.weight[..., chosen], orders)
+        table, weight = self.table.take(chosen), self.weight[..., chosen]
+        return replace(self, table=table, weight=weight, orders=orders)
 
 
 def candidate_grids(question: Question, pins: Pins, has: Choices) -> Iterator[Grid]:
-    """Every candidate, one grid for each pipeline (pp, its split and schedule)."""
+    """Every candidate, a grid for each pipeline (pp, schedule, its longest stage); even ones come first."""
     kernels = [
         KERNELS.index(pins.kernel or best_kernel(question, question.precision, name)) for name in ATTENTIONS
     ]
     orders = mesh_orders(question, pins)
+    later = []
     for pp in pipeline_degrees(question, pins):
         ranks = question.gpus // pp
         rows = _rows(question, ranks, pins, has)
         if not len(rows["dp"]):
             continue
         distinct = tuple(_distinct_rows(orders, pp, rows))
-        weight, sharding = _sharding(ranks, rows, pins, has)
-        rows["kernel"] = np.array(kernels, dtype=np.int64)[rows["attention"]]
-        for layers in stage_splits(question, pp, pins):
-            options = np.array(recompute_options(layers, pins, has), dtype=np.int64).reshape(-1, 2)
+        weight, columns = _sharding(ranks, rows, pins, has)
+        weight = weight * sum(own.astype(np.int64) for _, own in distinct)
+        columns.update(rows, kernel=np.array(kernels, dtype=np.int64)[rows["attention"]])
+        families: dict[tuple[int, str, int], list[tuple[int, ...]]] = {}
+        for schedule, chunks, layers in pipelines(question, pp, pins, has):
+            families.setdefault((max(layers, default=0), schedule, chunks), []).append(layers)
+        first = next(iter(families), (0, "", 0))[0]
+        for (longest, schedule, chunks), splits in families.items():
+            options = np.array(recompute_options(longest, pins, has), dtype=np.int64).reshape(-1, 2)
             recompute, recompute_layers = options.T[:, :, None, None]
-            for schedule, chunks in schedules(question, pp, layers, pins, has):
-                columns: dict[str, Any] = {**sharding, **rows}
-                table = LayoutTable(
-                    pp=pp,
-                    stage_layers=layers,
-                    schedule=schedule,
-                    num_virtual_stages=chunks,
-                    precision=question.precision,
-                    mesh_order=orders[0],
-                    recompute=recompute,
-                    recompute_layers=recompute_layers,
-                    **columns,
-                )
-                yield Grid(table, weight * sum(own.astype(np.int64) for _, own in distinct), distinct)
+            table = LayoutTable(
+                pp=pp,
+                stage_layers=splits[0],
+                schedule=schedule,
+                num_virtual_stages=chunks,
+                precision=question.precision,
+                mesh_order=orders[0],
+                recompute=recompute,
+                recompute_layers=recompute_layers,
+                **columns,  # type: ignore[arg-type]  # more_orders is none of them
+            )
+            grid = Grid(table, weight, distinct, tuple(splits), evenly=longest == first)
+            if grid.evenly:
+                yield grid
+            else:
+                later.append(grid)
+    yield from later
 
 
 def candidate_tables(question: Question, pins: Pins, has: Choices) -> Iterator[LayoutTable]:
-    """The same candidates as flat tables, one for each pipeline and order of the mesh."""
-    for grid in candidate_grids(question, pins, has):
-        for order, rows in grid.orders:
+    """The same candidates as flat tables, one for each pipeline, split and order of the mesh."""
+    for grids in candidate_grids(question, pins, has):
+        for grid, (order, rows) in itertools.product(grids.each_split(), grids.orders):
             cells = np.broadcast_to((grid.weight > 0) & rows, grid.table.shape)
             if cells.any():
                 yield replace(grid.table.flat(cells), mesh_order=order)

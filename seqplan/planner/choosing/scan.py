@@ -3,7 +3,8 @@
 Nothing is built for a candidate but its cell in a grid; a Layout is made of the few that are shown. Of
 layouts that differ in nothing but recomputation only those with the fewest layers of each mode are timed
 that fit, and none where it fits without: more recomputation only costs time (test_search_scale.py holds
-this against a loop over every candidate).
+this against a loop over every candidate). Splits of the layers share all stages that are alike in both, and a
+row is timed in no further split once it cannot be faster than the leaders (bounds.py).
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from seqplan.planner.choosing.bounds import RowBounds, row_bounds
 from seqplan.planner.choosing.layout_grid import Grid, candidate_grids
 from seqplan.planner.choosing.layout_table import RECOMPUTES, Bools, LayoutTable
 from seqplan.planner.choosing.ranking import Leaders
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import Choices
-from seqplan.planner.memory.peak_memory import peak_memory
+from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
 from seqplan.planner.memory_model import MemoryTable, memory_table
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.results import Rejected
-from seqplan.planner.rules.legality import Sieve, sieve
+from seqplan.planner.rules.legality import Sieve, sieve, sieve_alike
 from seqplan.planner.time_model import time_table
 
 GIB = 2**30
 
-CHUNK_CELLS = 1 << 17
-"""Cells of a grid that are costed together: 1 MiB a column, so that a few columns stay in the cache."""
+CHUNK_CELLS = 1 << 18
+"""Cells of a grid that are costed together: 1 MiB a column, so that a few columns stay in a cache."""
 
 
 @dataclass
@@ -78,17 +80,18 @@ class _Scanner:
         return self.result
 
     def _sift(self, grid: Grid) -> None:
-        """Legality of one grid; what stands is costed chunk by chunk."""
-        sieved = sieve(self.question, grid.table)
-        self.result.candidates += grid.count(True)
-        self.result.legal += grid.count(sieved.runnable)
-        self.result.costable += grid.count(sieved.costable)
-        self._fell(grid, sieved)
-        standing = sieved.runnable if self.runnable_only else sieved.costable
-        cells = np.asarray(standing & (grid.weight > 0))
-        rows = np.flatnonzero(cells.reshape(-1, cells.shape[-1]).any(axis=0))
-        for chosen in row_chunks(grid.table, rows):
-            self._cost(grid.take(chosen), cells[..., chosen])
+        """Legality of one grid in all its splits; what stands is costed chunk by chunk."""
+        for sieved, splits in sieve_splits(self.question, grid):
+            for each in splits:
+                self.result.candidates += each.count(True)
+                self.result.legal += each.count(sieved.runnable)
+                self.result.costable += each.count(sieved.costable)
+                self._fell(each, sieved)
+            standing = sieved.runnable if self.runnable_only else sieved.costable
+            cells = np.asarray(standing & (grid.weight > 0))
+            legal = cells.reshape(-1, cells.shape[-1]).any(axis=0)
+            for chosen in row_chunks(grid.table, np.flatnonzero(legal)):
+                self._cost([each.take(chosen) for each in splits], cells[..., chosen])
 
     def _fell(self, grid: Grid, sieved: Sieve) -> None:
         for rule, cells in sieved.fell_to:
@@ -99,27 +102,41 @@ class _Scanner:
             text = text or rule.message(self.question, grid.example(cells).row(0))
             self.fallen[rule.name] = (count + number, text)
 
-    def _cost(self, grid: Grid, standing: Bools) -> None:
-        """Memory of the cells that stand, and the time of those that fit."""
-        memory = peak_memory(self.question, grid.table)
+    def _cost(self, splits: list[Grid], standing: Bools) -> None:
+        """Memory of the cells that stand, and the time of those that fit and may still lead."""
+        shared = StageMemories(self.question, splits[0].table)
+        bounds: RowBounds | None = None
+        for grid in splits:
+            fits = self._fitting(grid, standing, shared)
+            if not self.top or not fits.any():
+                continue
+            if np.isfinite(self.leaders.worst_s):
+                bounds = bounds or row_bounds(self.question, grid)
+                fits &= bounds.least_s(grid.table) <= self.leaders.worst_s
+            if fits.any():
+                lead(self.question, self.leaders, grid, fits)
+
+    def _fitting(self, grid: Grid, standing: Bools, shared: StageMemories) -> Bools:
+        """Which of the cells that stand fit; they are counted, and the nearest miss is kept."""
+        memory = peak_memory(self.question, grid.table, shared)
         fits = memory.fits & standing
         number, legal = grid.count(fits), grid.count(standing)
         self.result.fitting += number
         self.over_memory += legal - number
-        peak = np.where(standing, memory.peak_bytes, np.inf)
-        least = int(np.argmin(peak))
-        if peak.flat[least] < self.least_peak:
-            self.least_peak = float(peak.flat[least])
-            self.result.nearest = grid.table.flat([least]).row(0)
+        if not number and not self.result.fitting:
+            peak = np.where(standing, memory.peak_bytes, np.inf)
+            least = int(np.argmin(peak))
+            if peak.flat[least] < self.least_peak:
+                self.least_peak = float(peak.flat[least])
+                self.result.nearest = grid.table.flat([least]).row(0)
         if number < legal and not self.example:
-            over = np.flatnonzero(
-                standing & ~memory.fits
-            )  # the one of median size: the nearest looks like a fit
-            middle = over[np.argpartition(peak.flat[over], len(over) // 2)[len(over) // 2]]
+            over = np.flatnonzero(standing & ~memory.fits)
+            # The one of median size: the nearest looks like a fit.
+            peaks = memory.peak_bytes.flat[over]
+            middle = over[np.argpartition(peaks, len(over) // 2)[len(over) // 2]]
             miss = grid.table.flat([int(middle)])
             self.example = over_memory_text(miss, memory_table(self.question, miss), 0)
-        if number and self.top:
-            lead(self.question, self.leaders, grid, fits)
+        return fits
 
 
 def lead(question: Question, leaders: Leaders, grid: Grid, fits: Bools) -> None:
@@ -131,6 +148,18 @@ def lead(question: Question, leaders: Leaders, grid: Grid, fits: Bools) -> None:
     for place, (order, own) in enumerate(orders):
         one = replace(timed, mesh_order=order, more_orders=())
         leaders.add(one, seconds[place] if timed.more_orders else seconds, fits[..., rows] & own)
+
+
+def sieve_splits(question: Question, grid: Grid) -> list[tuple[Sieve, list[Grid]]]:
+    """The splits of a grid, those together of which the rules say the same."""
+    found: list[tuple[Sieve, list[Grid]]] = []
+    for each in grid.each_split():
+        alike = next((pair for pair in found if sieve_alike(question, pair[1][0].table, each.table)), None)
+        if alike is None:
+            found.append((sieve(question, each.table), [each]))
+        else:
+            alike[1].append(each)
+    return found
 
 
 def row_chunks(table: LayoutTable, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

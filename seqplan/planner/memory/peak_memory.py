@@ -8,6 +8,7 @@ Which moment it was is not kept: `memory_estimate` says that of the few layouts 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from seqplan.planner.activations import Floats
 from seqplan.planner.choosing.layout_table import LayoutTable
 from seqplan.planner.memory.model_states import head_stage
-from seqplan.planner.memory.stage_inventory import Inventory
+from seqplan.planner.memory.stage_inventory import Bundle, Inventory
 from seqplan.planner.memory.stage_moments import Case, stage_cases
 from seqplan.planner.memory_model import (
     micro_batches_in_flight,
@@ -51,17 +52,35 @@ class PeakMemory:
         return self.peak_bytes <= self.limit_bytes
 
 
-def peak_memory(question: Question, table: LayoutTable) -> PeakMemory:
-    """Peak memory of every stage that can be the worst."""
-    inventory = Inventory(question, table)
+class StageMemories:
+    """Allocated bytes of single stages, for the rows of one table in whichever split of the layers.
+
+    Splits differ in a few stages only, so each stage that two of them share is added up once.
+    """
+
+    def __init__(self, question: Question, table: LayoutTable) -> None:
+        self.inventory = Inventory(question, table)
+        self._keeps_gradients = question.implementation.gradients_between_steps
+        self._known: dict[tuple[int, int], Floats] = {}
+
+    def allocated(self, table: LayoutTable, stage: int) -> Floats:
+        """Of one stage; `table` is the one given or one that differs in stage_layers alone."""
+        key = (stage, table.stage_layers[stage])
+        if key not in self._known:
+            in_flight = micro_batches_in_flight(table, stage)
+            all_started: Any = 0.0
+            if not self._keeps_gradients:
+                all_started = (in_flight >= table.num_microbatches).astype(np.float64)
+            bundles = self.inventory.stage(stage, stage == head_stage(table), table.stage_layers[stage])
+            self._known[key] = _largest(stage_cases(bundles, in_flight, all_started).values(), table.shape)
+        return self._known[key]
+
+
+def peak_memory(question: Question, table: LayoutTable, shared: StageMemories | None = None) -> PeakMemory:
+    """Peak memory of every stage that can be the worst; `shared`: with other splits of the same rows."""
     stages = stages_that_can_be_worst(table)
-    keeps = question.implementation.gradients_between_steps
-    allocated = []
-    for stage in stages:
-        in_flight = micro_batches_in_flight(table, stage)
-        all_started: Any = 0.0 if keeps else (in_flight >= table.num_microbatches).astype(np.float64)
-        bundles = inventory.stage(stage, has_head=stage == head_stage(table))
-        allocated.append(_largest(stage_cases(bundles, in_flight, all_started).values(), table.shape))
+    memories = shared or StageMemories(question, table)
+    allocated = [memories.allocated(table, stage) for stage in stages]
     worst = reduce(np.maximum, allocated)
     overhead = reduce(np.add, overhead_bytes(question, table, worst).values())
     limit = float(question.cluster.device.memory_bytes) * (1.0 - question.train.headroom_fraction)
@@ -70,10 +89,10 @@ def peak_memory(question: Question, table: LayoutTable) -> PeakMemory:
 
 def _largest(cases: Any, shape: tuple[int, ...]) -> Floats:
     """The largest of the moments' sums, cell by cell."""
-    products: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+    sums = _Sums()
     largest, scratch = np.zeros(shape), np.empty(shape)
     for case in cases:
-        parts = _parts(case, products)
+        parts = sums.of(case)
         if len(parts) == 1:
             total = parts[0]
         else:
@@ -83,22 +102,43 @@ def _largest(cases: Any, shape: tuple[int, ...]) -> Floats:
     return largest
 
 
-def _parts(case: Case, products: dict[tuple[int, int], tuple[Any, Any, Any]]) -> list[Floats]:
-    """The addends of one moment, summed by shape, smallest first; all moments share `products`."""
-    by_shape: dict[tuple[int, ...], Any] = {}
-    for count, bundle in case:
-        if not bundle.by_kind:
-            continue
-        key = (id(count), id(bundle))
-        if key not in products:
-            value = bundle.total if count is _ONE else np.asarray(count * bundle.total)
-            products[key] = (count, bundle, value)  # holds both, so that no id is used again
-        value = products[key][2]
-        shape = np.shape(value)
-        by_shape[shape] = by_shape[shape] + value if shape in by_shape else value
-    ordered = sorted(by_shape.items(), key=lambda item: int(np.prod(item[0])))
-    return [np.asarray(value) for _, value in ordered] or [np.zeros(1)]
+Sum = dict[tuple[int, ...], Any]
+"""Bytes of several bundles together, one array for each shape that they come in."""
 
+
+class _Sums:
+    """The addends of one stage's moments, summed by shape. Moments begin alike, and share those sums."""
+
+    def __init__(self) -> None:
+        self._products: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+        self._begun: dict[tuple[tuple[int, int], ...], Sum] = {(): {}}
+
+    def of(self, case: Case) -> list[Floats]:
+        """The sums of one moment, smallest first."""
+        keys = [self._product(count, bundle) for count, bundle in case if bundle.by_kind]
+        shared = min(len(keys), SHARED_ADDENDS)
+        while tuple(keys[:shared]) not in self._begun:
+            shared -= 1
+        total = self._begun[tuple(keys[:shared])]
+        for place in range(shared, len(keys)):
+            value = self._products[keys[place]][2]
+            shape = np.shape(value)
+            total = {**total, shape: total[shape] + value if shape in total else value}
+            if place < SHARED_ADDENDS:
+                self._begun[tuple(keys[: place + 1])] = total
+        ordered = sorted(total.items(), key=lambda item: math.prod(item[0]))
+        return [np.asarray(value) for _, value in ordered] or [np.zeros(1)]
+
+    def _product(self, count: Any, bundle: Bundle) -> tuple[int, int]:
+        key = (id(count), id(bundle))
+        if key not in self._products:
+            value = bundle.total if count is _ONE else np.asarray(count * bundle.total)
+            self._products[key] = (count, bundle, value)  # holds both, so that no id is used again
+        return key
+
+
+SHARED_ADDENDS = 6
+"""Sums of so many addends with which a moment begins are kept for the others: states, gradients, waiting."""
 
 _ONE: Any = 1
 """The count of what is there once (stage_moments.stage_cases)."""

@@ -26,6 +26,8 @@ class Rule:
     scope: Scope
     broken: Callable[[Question, LayoutTable], Bools | bool]
     message: Callable[[Question, Layout], str]
+    about_stages: bool = False
+    """Depends on the split of the layers, beyond the longest stage; `broken` then is one bool, not a mask."""
 
     def breaks(self, question: Question, row: LayoutTable) -> bool:
         """Whether the one row of a table breaks the rule."""

@@ -174,8 +174,8 @@ def _mesh_order(question: Question, layout: Layout) -> str:
 
 RULES: tuple[Rule, ...] = (
     Rule("pp_layers", "layout", _pp_broken, _pp),
-    Rule("stage_layers", "layout", _stages_broken, _stages),
-    Rule("schedule", "layout", _schedule_broken, _schedule),
+    Rule("stage_layers", "layout", _stages_broken, _stages, about_stages=True),
+    Rule("schedule", "layout", _schedule_broken, _schedule, about_stages=True),
     Rule("batch", "layout", _batch_broken, _batch),
     Rule("microbatches", "layout", _microbatches_broken, _microbatches),
     Rule("interleaved_groups", "trainer", _groups_broken, _groups),

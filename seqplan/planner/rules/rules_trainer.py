@@ -258,5 +258,5 @@ RULES: tuple[Rule, ...] = (
         _chunked_head,
     ),
     Rule("trainer_hybrid_sharding", "trainer", _hybrid_broken, _hybrid),
-    Rule("trainer_uneven_stages", "trainer", _uneven_broken, _uneven),
+    Rule("trainer_uneven_stages", "trainer", _uneven_broken, _uneven, about_stages=True),
 )

@@ -54,10 +54,11 @@ def _heads_broken(question: Question, table: LayoutTable) -> Bools:
 def _heads(question: Question, layout: Layout) -> str:
     model, tp = question.model, layout.tp
     good = [degree for degree in divisors(layout.sp) if bool(splits_heads(model, tp, degree))]
+    heads = f"{model.num_attention_heads // tp} heads of a tp rank"
     return (
-        f"ulysses_degree={layout.ulysses_degree} does not divide the {model.num_attention_heads // tp} heads of"
-        f" a tp rank (num_attention_heads={model.num_attention_heads} / tp={tp}), or neither divides nor is a "
-        f"multiple of its kv heads (num_kv_heads={model.num_kv_heads}); use {listed(good or [1])}."
+        f"ulysses_degree={layout.ulysses_degree} does not divide the {heads} "
+        f"(num_attention_heads={model.num_attention_heads} / tp={tp}), or neither divides nor is a multiple "
+        f"of its kv heads (num_kv_heads={model.num_kv_heads}); use {listed(good or [1])}."
     )
 
 
