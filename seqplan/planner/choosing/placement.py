@@ -54,7 +54,7 @@ def placements(question: Question, layout: Layout, time: TimeEstimate | None = N
         group = network.group(table, axes)
         if group.size[0] > 1:
             spread = spread_over_nodes(layout, axes, question.cluster.gpus_per_node)
-            found.append(_placement(name, question.cluster, network, group, spread, time))
+            found.append(_placement(name, layout, question.cluster, network, group, spread, time))
     return found
 
 
@@ -88,6 +88,7 @@ def spread_over_nodes(layout: Layout, axes: tuple[str, ...], gpus_per_node: int)
 
 def _placement(
     axis: str,
+    layout: Layout,
     cluster: ClusterSpec,
     network: Network,
     group: Group,
@@ -95,15 +96,23 @@ def _placement(
     time: TimeEstimate | None,
 ) -> AxisPlacement:
     ranks, on_node, sharing = int(group.size[0]), spread.ranks_on_node, spread.sharing
-    rate = _hop_rate(network, group) if axis in ("sp", "pp") else _ring_rate(network, group)
+    split = layout.ulysses_degree
+    ring = layout.sp // split
+    if axis == "sp" and split > 1 and ring > 1:  # a ring for each share of the heads
+        group = group.split(np.array([float(split)]))[1]
+        sharing = min(sharing * split, network.ranks_on_node)
+    hops = axis == "pp" or (axis == "sp" and ring > 1)
+    rate = _hop_rate(network, group) if hops else _ring_rate(network, group)
     who = f"gradients over dp x sp={ranks}" if axis == "dp" else f"{axis}={ranks}"
+    if axis == "sp" and split > 1:
+        who += f" (heads split over {split}" + (f", a ring of {ring})" if ring > 1 else ")")
     if spread.nodes == 1:
         where = f"inside a node, {_shown(rate)} a rank ({cluster.intra_node.name})"
     else:
         most = "" if ranks == on_node * spread.nodes else "up to "
         over = f"over {spread.nodes} nodes, {most}{on_node} rank{'s' * (on_node > 1)} of it on each"
         ports = f"{network.nics} port{'s' * (network.nics > 1)} ({cluster.inter_node.name})"
-        if axis in ("sp", "pp"):
+        if hops:
             what = "ring hop" if axis == "sp" else "transfer"
             leave = f"{sharing} {what}s leave" if sharing > 1 else f"1 {what} leaves"
             where = f"{over}; {leave} a node at once through its {ports}, {_shown(rate)} each"
