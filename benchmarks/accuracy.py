@@ -24,7 +24,8 @@ import numpy as np
 
 from seqplan.planner.calibration.cluster_profile import profile_of
 from seqplan.planner.calibration.samples import Measurements
-from seqplan.planner.layout import Layout, parse_layout
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_defaults import parse_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.results import TIME_KINDS

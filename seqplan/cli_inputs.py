@@ -18,7 +18,8 @@ from seqplan import profiles
 from seqplan.cli_options import Ask, build
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout import AXES, Layout, parse_degrees, parse_layout
+from seqplan.planner.layout import AXES, Layout, parse_degrees
+from seqplan.planner.layout_defaults import parse_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.plan import load_plan, plan_warnings
 from seqplan.planner.question import Pins, Question

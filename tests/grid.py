@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.choosing.layout_table import from_layout
-from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.memory.stage_inventory import Inventory
 from seqplan.planner.memory_model import memory_estimate, micro_batches_in_flight
 from seqplan.planner.model_spec import ModelSpec

@@ -20,7 +20,8 @@ from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.layout import Layout, complete_layout, parse_degrees
+from seqplan.planner.layout import Layout, parse_degrees
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.reading.read_json import noting

@@ -10,7 +10,8 @@ from typing import Any
 
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec, LinkSpec
 from seqplan.planner.implementation import Capabilities, ImplementationSpec
-from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.reading.quantity import Quantity

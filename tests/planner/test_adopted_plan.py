@@ -9,7 +9,7 @@ import pytest
 from seqplan import profiles
 from seqplan.planner.adopted_plan import adopted
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout import complete_layout
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.plan import Plan, load_plan, make_plan, plan_warnings, save_plan
 from seqplan.planner.question import Question
 from seqplan.planner.search import score

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from seqplan.planner.choosing.notes import layout_warnings, vocab_padding
-from seqplan.planner.layout import default_stage_layers
+from seqplan.planner.layout_defaults import default_stage_layers
 from seqplan.planner.question import Pins
 from seqplan.planner.search import score, suggest
 from tests.planner.reported import DENSE_61, LLAMA3_70B, LLAMA_30B, QWEN_7B, ours, texts

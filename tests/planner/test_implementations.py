@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seqplan import profiles
-from seqplan.planner.layout import spread_matmuls
+from seqplan.planner.layout_defaults import spread_matmuls
 from seqplan.planner.memory.kept_tensors import kept_tensors
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Question

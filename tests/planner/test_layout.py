@@ -9,13 +9,8 @@ import pytest
 
 from seqplan.planner.choosing.layout_table import from_layout, from_layouts, num_microbatches
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout import (
-    Layout,
-    default_stage_layers,
-    parse_degrees,
-    parse_layout,
-    spread_layers,
-)
+from seqplan.planner.layout import Layout, parse_degrees, spread_layers
+from seqplan.planner.layout_defaults import default_stage_layers, parse_layout
 from tests.planner.samples import cluster, decoder, layout, old_cluster, question, trainer
 
 STAGES: list[tuple[int, int, tuple[int, ...]]] = [

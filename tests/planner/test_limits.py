@@ -14,7 +14,8 @@ import pytest
 from seqplan import profiles
 from seqplan.planner.choosing.fewest_devices import fewest_devices
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.limits import Limits, Searched, device_counts, find_limits
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Pins, Question

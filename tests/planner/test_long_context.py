@@ -19,7 +19,8 @@ import pytest
 
 from seqplan import profiles
 from seqplan.planner.choosing.scan import scan
-from seqplan.planner.layout import DEFAULT_MESH_ORDER, Layout, complete_layout
+from seqplan.planner.layout import DEFAULT_MESH_ORDER, Layout
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.layout_space import trainer_choices
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.time_model import time_estimate

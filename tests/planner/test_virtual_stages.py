@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan.planner.layout import complete_layout
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.time_model import time_estimate
 from seqplan.planner.timing.event_simulation import StageDurations, makespan_s
 from seqplan.planner.virtual_stages import (

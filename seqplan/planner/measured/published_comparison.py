@@ -19,7 +19,8 @@ from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.estimates import memory_estimates
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.layout import Layout, complete_layout
+from seqplan.planner.layout import Layout
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.measured.published import (
     Goal,
     PublishedFacts,
