@@ -58,6 +58,8 @@ LINK_RATES: dict[str, float] = {
     "nvlink1": 4 * 20 * GB,
     "nvlink2-pair": 2 * 25 * GB,
     "nvlink-bridge": 300 * GB,
+    "nvlink3-a800": 8 * 25 * GB,
+    "nvlink4-h800": 8 * 25 * GB,
     "pcie3x16": 15.75 * GB,
     "pcie4x16": 31.5 * GB,
     "pcie5x16": 63 * GB,
@@ -95,6 +97,9 @@ CLUSTERS: dict[str, tuple[str, int, int, str, str]] = {
     "p4d-a100": ("a100-40", 8, 4, "nvlink3", "efa-100"),
     "perlmutter": ("a100-40", 4, 4, "nvlink3", "slingshot-11"),
     "summit": ("v100-16", 6, 2, "nvlink2-pair", "ib-edr"),
+    "h800-8": ("h100-sxm", 8, 8, "nvlink4-h800", "ib-ndr"),
+    "a800-8": ("a100-80", 8, 8, "nvlink3-a800", "ib-hdr"),
+    "h20-8": ("h20", 8, 8, "nvlink4", "ib-ndr"),
 }
 
 
