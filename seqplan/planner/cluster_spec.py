@@ -75,6 +75,15 @@ class DeviceSpec(Spec):
     matmul_half_depth: Quantity = Field(
         default=NO_CURVE, description="products a result element at which a matmul reaches half of its rate"
     )
+    matmul_dtype_half_outputs: dict[Literal["fp32", "fp16", "bf16", "fp8"], Quantity] = Field(
+        default_factory=dict, description="matmul_half_outputs of single dtypes, where they differ"
+    )
+    matmul_dtype_half_depth: dict[Literal["fp32", "fp16", "bf16", "fp8"], Quantity] = Field(
+        default_factory=dict, description="matmul_half_depth of single dtypes, where they differ"
+    )
+    attention_dtype_half_tokens: dict[Literal["fp32", "fp16", "bf16"], Quantity] = Field(
+        default_factory=dict, description="attention_half_tokens of single dtypes, where they differ"
+    )
     matmul_tile: Quantity = Field(
         default=NO_CURVE, description="rows and columns are computed in whole tiles of this many"
     )
@@ -119,6 +128,11 @@ class DeviceSpec(Spec):
         """Share of a dtype's peak that fused attention reaches on long blocks."""
         shares: dict[str, float] = {name: float(x) for name, x in self.attention_dtype_efficiency.items()}
         return float(shares.get(dtype, self.attention_efficiency))
+
+    def of_dtype(self, name: str, dtype: str) -> float:
+        """A number of the curves: that of the dtype where the profile tells it apart."""
+        singles: dict[str, float] = getattr(self, name.replace("_half_", "_dtype_half_"))
+        return float(singles.get(dtype, getattr(self, name)))
 
     @model_validator(mode="after")
     def _consistent(self) -> DeviceSpec:

@@ -105,6 +105,13 @@ class _Between:
         return float((1.0 + BACKWARD_PER_FORWARD) * self.dtype.itemsize * self.tokens * values)
 
     def forward_backward(self) -> None:
+        outputs = self._forward()
+        inputs = (
+            self.x_SE, self.block_SE, self.gate_SF, self.up_SF, self.q_SHD, self.k_SHD, self.weight_E,
+        )  # fmt: skip
+        torch.autograd.grad(outputs, inputs, [each.detach() for each in outputs])
+
+    def _forward(self) -> list[Tensor]:
         outputs: list[Tensor] = []
         for _ in range(2):
             outputs.append(rms_norm(self.x_SE, self.model.hidden_size, self.weight_E, self.model.norm_eps))
@@ -112,10 +119,7 @@ class _Between:
         outputs.append(rotate(self.q_SHD, self.cos_S1D, self.sin_S1D))
         outputs.append(rotate(self.k_SHD, self.cos_S1D, self.sin_S1D))
         outputs.append(F.silu(self.gate_SF) * self.up_SF)
-        inputs = (
-            self.x_SE, self.block_SE, self.gate_SF, self.up_SF, self.q_SHD, self.k_SHD, self.weight_E,
-        )  # fmt: skip
-        torch.autograd.grad(outputs, inputs, [each.detach() for each in outputs])
+        return outputs
 
 
 class Launches:

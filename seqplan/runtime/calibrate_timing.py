@@ -51,7 +51,7 @@ class InTurn:
     """Calls one of several equal operations after the other, and keeps each one's result for a round.
 
     In training no operation finds its operands in a cache, nor its result's memory just freed; one that is
-    called again and again does (measured on a CPU: matmuls 15 to 20 % too fast).
+    called again and again does (measured on a CPU: matmuls 15 % too fast).
     """
 
     def __init__(

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from seqplan.planner.calibration.rate_curves import Curve, attention_curve, matmul_curve, transfer_line
-from seqplan.planner.calibration.samples import Measurements, TransferSample
+from seqplan.planner.calibration.samples import Dtype, Measurements, TransferSample
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec
 
 DIGITS = 4
@@ -95,11 +95,21 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
     if measured.cores_per_node is not None:
         share = min(1.0, measured.cores_per_node / measured.ranks_per_node)
         under = f", of one core while {measured.ranks_per_node} ranks shared {measured.cores_per_node}"
-    matmul = matmul_curve(measured.matmuls)
-    attention = attention_curve(measured.attention)
+    matmul = {
+        dtype: matmul_curve([each for each in measured.matmuls if each.dtype == dtype])
+        for dtype in measured.kernels
+    }
+    attention: dict[Dtype, Curve] = {}
+    # The fastest dtype is the one that is trained in, so its curve is the device's.
+    order = sorted(matmul, key=lambda dtype: -matmul[dtype].flops_per_s)
+    for dtype in order:
+        points = [each for each in measured.attention if each.dtype == dtype]
+        first = attention[order[0]].half_sizes[1:] if attention else None
+        attention[dtype] = attention_curve(points, None if first is None else (first[0], first[1]))
+    best_matmul, best_attention = matmul[order[0]], attention[order[0]]
     copy_bytes_per_s = _rate(measured, "copy") / share
     work_bytes_per_s = _rate(measured, "elementwise") / share
-    peaks = {dtype: rate / share for dtype, rate in matmul.flops_per_s.items()}
+    peaks = {dtype: curve.flops_per_s / share for dtype, curve in matmul.items()}
     bandwidth = max(copy_bytes_per_s, work_bytes_per_s)
     peak_entries = {
         dtype: said.of(rate, f"the rate that big matmuls tend to{under}") for dtype, rate in peaks.items()
@@ -113,8 +123,8 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
             bandwidth_entry = _quantity(known.memory_bytes_per_s)
     shares = {dtype: min(1.0, peaks[dtype] / peak_entries[dtype]["value"]) for dtype in peaks}
     attention_shares = {
-        dtype: min(1.0, rate / share / peak_entries[dtype]["value"])
-        for dtype, rate in attention.flops_per_s.items()
+        dtype: min(1.0, curve.flops_per_s / share / peak_entries[dtype]["value"])
+        for dtype, curve in attention.items()
     }
     return {
         "name": measured.device_name,
@@ -124,17 +134,28 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
         "memory_bytes_per_s": bandwidth_entry,
         "peak_flops_per_s": peak_entries,
         "attention_kernels": {dtype: list(kernels) for dtype, kernels in measured.kernels.items()},
-        "matmul_efficiency": said.of(max(shares.values()), _fit(matmul, "share of the peak")),
+        "matmul_efficiency": said.of(max(shares.values()), _fit(best_matmul, "share of the peak")),
         "matmul_dtype_efficiency": {dtype: said.of(each) for dtype, each in shares.items()},
-        "matmul_half_outputs": said.of(matmul.half_sizes[0], _fit(matmul, "result elements at half rate")),
-        "matmul_half_depth": said.of(matmul.half_sizes[1], _fit(matmul, "products at half rate")),
-        "attention_efficiency": said.of(max(attention_shares.values()), _fit(attention, "share of the peak")),
-        "attention_dtype_efficiency": {dtype: said.of(each) for dtype, each in attention_shares.items()},
-        "attention_half_tokens": said.of(attention.half_sizes[0], _fit(attention, "tokens at half rate")),
-        "attention_half_head_dim": said.of(
-            attention.half_sizes[1], _fit(attention, "head size at half rate")
+        "matmul_half_outputs": said.of(
+            best_matmul.half_sizes[0], _fit(best_matmul, "result elements at half rate")
         ),
-        "attention_causal_tile": said.of(attention.half_sizes[2], _fit(attention, "keys of a tile")),
+        "matmul_half_depth": said.of(best_matmul.half_sizes[1], _fit(best_matmul, "products at half rate")),
+        "matmul_dtype_half_outputs": _half_sizes(matmul, 0, said),
+        "matmul_dtype_half_depth": _half_sizes(matmul, 1, said),
+        "attention_dtype_half_tokens": _half_sizes(attention, 0, said),
+        "attention_efficiency": said.of(
+            max(attention_shares.values()), _fit(best_attention, "share of the peak")
+        ),
+        "attention_dtype_efficiency": {dtype: said.of(each) for dtype, each in attention_shares.items()},
+        "attention_half_tokens": said.of(
+            best_attention.half_sizes[0], _fit(best_attention, "tokens at half rate")
+        ),
+        "attention_half_head_dim": said.of(
+            best_attention.half_sizes[1], _fit(best_attention, "head size at half rate")
+        ),
+        "attention_causal_tile": said.of(
+            best_attention.half_sizes[2], _fit(best_attention, "keys of a tile")
+        ),
         "memory_efficiency": said.of(
             work_bytes_per_s / bandwidth_entry["value"],
             "what lies between the matmuls of a layer, over a copy",
@@ -148,6 +169,13 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
 
 def _quantity(known: Any) -> dict[str, Any]:
     return {"value": float(known), "source": known.source}
+
+
+def _half_sizes(curves: Mapping[Dtype, Curve], place: int, said: _Source) -> dict[str, Any]:
+    return {
+        dtype: said.of(curve.half_sizes[place], _fit(curve, "at half rate"))
+        for dtype, curve in curves.items()
+    }
 
 
 def _fit(curve: Curve, what: str) -> str:

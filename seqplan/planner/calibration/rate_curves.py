@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from seqplan.planner.calibration.samples import (
     AttentionSample,
-    Dtype,
     MatmulSample,
     Transfer,
     TransferSample,
@@ -45,9 +44,9 @@ LEAST_LATENCY_S, MOST_LATENCY_S = 1e-7, 0.5
 
 @dataclass(frozen=True)
 class Curve:
-    """Best rate of each dtype, and the sizes at which half of it is reached, which all dtypes share."""
+    """Best rate of one dtype, and the sizes at which half of it is reached."""
 
-    flops_per_s: dict[Dtype, float]
+    flops_per_s: float
     half_sizes: tuple[float, ...]
     """Of a matmul (outputs, depth); of attention (tokens, head size, causal tile)."""
     error: float
@@ -64,25 +63,29 @@ class TransferLine:
 
 
 def matmul_curve(samples: Sequence[MatmulSample]) -> Curve:
-    """The curve through matmuls of one or more dtypes."""
+    """The curve through matmuls of one dtype."""
     outputs = np.array([float(each.rows) * each.columns for each in samples])
     depth = np.array([float(each.depth) for each in samples])
     seconds = np.array([each.seconds for each in samples])
     grid = [(a, b, 2.0 * (outputs + a) * (depth + b)) for a, b in product(HALF_OUTPUTS, HALF_DEPTHS)]
-    return _best([((a, b), work) for a, b, work in grid], seconds, [each.dtype for each in samples])
+    return _best([((a, b), work) for a, b, work in grid], seconds)
 
 
-def attention_curve(samples: Sequence[AttentionSample]) -> Curve:
-    """The curve through forward and backward together: a training step always runs both."""
+def attention_curve(samples: Sequence[AttentionSample], same: tuple[float, float] | None = None) -> Curve:
+    """The curve through forward and backward together: a training step always runs both.
+
+    `same`: head size and tile of the dtype before, which all dtypes of a kernel share.
+    """
     tokens = np.array([float(each.tokens) for each in samples])
     flops = np.array([(1.0 + BACKWARD_PER_FORWARD) * each.forward_flops for each in samples])
     seconds = np.array([each.forward_s + each.backward_s for each in samples])
     size = np.array([float(each.head_dim) for each in samples])
     grid = []
-    for tile, half, narrow in product(CAUSAL_TILES, HALF_TOKENS, HALF_HEADS):
+    narrows, tiles = (HALF_HEADS, CAUSAL_TILES) if same is None else ((same[0],), (same[1],))
+    for tile, half, narrow in product(tiles, HALF_TOKENS, narrows):
         hidden = 1.0 + np.minimum(tile / tokens, 1.0)
         grid.append(((half, narrow, tile), flops * hidden * (1.0 + half / tokens) * (1.0 + narrow / size)))
-    return _best(grid, seconds, [each.dtype for each in samples])
+    return _best(grid, seconds)
 
 
 def transfer_line(samples: Sequence[TransferSample]) -> TransferLine:
@@ -130,22 +133,14 @@ def ring_volume(kind: Transfer, ranks: int) -> float:
     return (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1.0) / ranks
 
 
-def _best(
-    grid: Sequence[tuple[tuple[float, ...], Floats]], seconds: Floats, dtypes: Sequence[Dtype]
-) -> Curve:
-    """The half sizes whose work, divided by a rate of each dtype, comes closest to the seconds.
-
-    Of equals the first, which bends least.
-    """
-    names = np.array(dtypes)
+def _best(grid: Sequence[tuple[tuple[float, ...], Floats]], seconds: Floats) -> Curve:
+    """The half sizes whose work, divided by a rate, comes closest to the seconds; of equals the first."""
     best: Curve | None = None
     for half_sizes, work in grid:
         logs = np.log(work / seconds)
-        means = {dtype: float(np.mean(logs[names == dtype])) for dtype in dict.fromkeys(dtypes)}
-        left = logs - np.array([means[dtype] for dtype in dtypes])
-        error = float(np.sqrt(np.mean(left**2)))
+        middle = float(np.mean(logs))
+        error = float(np.sqrt(np.mean((logs - middle) ** 2)))
         if best is None or error < best.error - NO_BETTER:
-            rates = {dtype: float(np.exp(mean)) for dtype, mean in means.items()}
-            best = Curve(rates, tuple(float(size) for size in half_sizes), error)
+            best = Curve(float(np.exp(middle)), tuple(float(size) for size in half_sizes), error)
     assert best is not None, "a grid has points"
     return best

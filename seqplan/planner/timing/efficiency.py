@@ -44,9 +44,9 @@ class DeviceClock:
         # On a CPU the core that computes also launches.
         self.launch_s = float(device.kernel_launch_s) / share
         self.tile = float(device.matmul_tile)
-        self.half_outputs = float(device.matmul_half_outputs)
-        self.half_depth = float(device.matmul_half_depth)
-        self.half_block = float(device.attention_half_tokens)
+        self.half_outputs = device.of_dtype("matmul_half_outputs", precision)
+        self.half_depth = device.of_dtype("matmul_half_depth", precision)
+        self.half_block = device.of_dtype("attention_half_tokens", inner)
         self.half_head = float(device.attention_half_head_dim)
         self.causal_tile = float(device.attention_causal_tile)
 
