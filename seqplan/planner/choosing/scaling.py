@@ -40,9 +40,13 @@ def half_the_devices(question: Question, pins: Pins, step_time_s: float) -> tupl
     times = f"{question.gpus / half:g} times as many devices"
     brings = f"make it x{gain:.2f} as fast" if gain >= 1 else f"make it slower (x{gain:.2f})"
     return (
-        f"{times} {brings}: the best on {half}, {found.best[0].degrees_text}, takes {alone_s:.3g} s a step "
-        f"of the same batch, the pick {step_time_s:.3g} s; a larger batch or a faster link would change it.",
+        f"{times} {brings}: the best on {half}, {found.best[0].degrees_text}, takes {_shown(alone_s)} a step "
+        f"of the same batch, the pick {_shown(step_time_s)}; a larger batch or a faster link would change it.",
     )
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _half(question: Question) -> int | None:
