@@ -84,6 +84,9 @@ class DeviceSpec(Spec):
     attention_dtype_half_tokens: dict[Literal["fp32", "fp16", "bf16"], Quantity] = Field(
         default_factory=dict, description="attention_half_tokens of single dtypes, where they differ"
     )
+    attention_dtype_half_head_dim: dict[Literal["fp32", "fp16", "bf16"], Quantity] = Field(
+        default_factory=dict, description="attention_half_head_dim of single dtypes, where they differ"
+    )
     matmul_tile: Quantity = Field(
         default=NO_CURVE, description="rows and columns are computed in whole tiles of this many"
     )

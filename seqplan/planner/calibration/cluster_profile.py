@@ -104,8 +104,7 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
     order = sorted(matmul, key=lambda dtype: -matmul[dtype].flops_per_s)
     for dtype in order:
         points = [each for each in measured.attention if each.dtype == dtype]
-        first = attention[order[0]].half_sizes[1:] if attention else None
-        attention[dtype] = attention_curve(points, None if first is None else (first[0], first[1]))
+        attention[dtype] = attention_curve(points, attention[order[0]].half_sizes[2] if attention else None)
     best_matmul, best_attention = matmul[order[0]], attention[order[0]]
     copy_bytes_per_s = _rate(measured, "copy") / share
     work_bytes_per_s = _rate(measured, "elementwise") / share
@@ -143,6 +142,7 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
         "matmul_dtype_half_outputs": _half_sizes(matmul, 0, said),
         "matmul_dtype_half_depth": _half_sizes(matmul, 1, said),
         "attention_dtype_half_tokens": _half_sizes(attention, 0, said),
+        "attention_dtype_half_head_dim": _half_sizes(attention, 1, said),
         "attention_efficiency": said.of(
             max(attention_shares.values()), _fit(best_attention, "share of the peak")
         ),

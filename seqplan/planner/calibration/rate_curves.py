@@ -71,20 +71,20 @@ def matmul_curve(samples: Sequence[MatmulSample]) -> Curve:
     return _best([((a, b), work) for a, b, work in grid], seconds)
 
 
-def attention_curve(samples: Sequence[AttentionSample], same: tuple[float, float] | None = None) -> Curve:
+def attention_curve(samples: Sequence[AttentionSample], tile: float | None = None) -> Curve:
     """The curve through forward and backward together: a training step always runs both.
 
-    `same`: head size and tile of the dtype before, which all dtypes of a kernel share.
+    `tile`: the causal tile, where another dtype of the same kernel has told it.
     """
     tokens = np.array([float(each.tokens) for each in samples])
     flops = np.array([(1.0 + BACKWARD_PER_FORWARD) * each.forward_flops for each in samples])
     seconds = np.array([each.forward_s + each.backward_s for each in samples])
     size = np.array([float(each.head_dim) for each in samples])
     grid = []
-    narrows, tiles = (HALF_HEADS, CAUSAL_TILES) if same is None else ((same[0],), (same[1],))
-    for tile, half, narrow in product(tiles, HALF_TOKENS, narrows):
-        hidden = 1.0 + np.minimum(tile / tokens, 1.0)
-        grid.append(((half, narrow, tile), flops * hidden * (1.0 + half / tokens) * (1.0 + narrow / size)))
+    tiles = CAUSAL_TILES if tile is None else (tile,)
+    for keys, half, narrow in product(tiles, HALF_TOKENS, HALF_HEADS):
+        hidden = 1.0 + np.minimum(keys / tokens, 1.0)
+        grid.append(((half, narrow, keys), flops * hidden * (1.0 + half / tokens) * (1.0 + narrow / size)))
     return _best(grid, seconds)
 
 

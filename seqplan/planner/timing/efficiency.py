@@ -47,7 +47,7 @@ class DeviceClock:
         self.half_outputs = device.of_dtype("matmul_half_outputs", precision)
         self.half_depth = device.of_dtype("matmul_half_depth", precision)
         self.half_block = device.of_dtype("attention_half_tokens", inner)
-        self.half_head = float(device.attention_half_head_dim)
+        self.half_head = device.of_dtype("attention_half_head_dim", inner)
         self.causal_tile = float(device.attention_causal_tile)
 
     def traffic_s(self, moved_bytes: Any) -> Any:
