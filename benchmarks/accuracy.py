@@ -1,8 +1,8 @@
 """Planned beside measured step times of eight layouts on 4 local ranks: `make accuracy`.
 
-Calibration and training steps are taken in turns, one window or two steps of each a round (the second one
-counts), in the same processes: a machine that others use too is slow for seconds at a time, and so slows both alike. The plan knows nothing
-of the measured steps: it is made from the calibration's cluster file alone.
+Calibration and training steps are taken in turns, one window or two steps of each a round (the second step
+counts), in the same processes: a machine that others use too is slow for seconds at a time, and so slows both
+alike. The plan knows nothing of the measured steps: it is made from the calibration's cluster file alone.
 
 Two tables. Step time is what counts: goals are 6 of 8 layouts within 15 %, and the order right (Spearman's
 rank correlation at least 0.8). It means little while other work takes the cores, so the second table sets
