@@ -68,9 +68,9 @@ def every_layout(question: Question, free: tuple[str, ...]) -> Iterator[Layout]:
         pp, sp = degrees["pp"], degrees["sp"]
         fields.setdefault("schedule", "none" if pp == 1 else "1f1b")
         fields.setdefault("attention", "none" if sp == 1 else "ring")
-        kernel = "math" if fields["attention"] == "rsa" else "flash"
+        fields["kernel"] = "math" if fields["attention"] == "rsa" else "flash"
         stages = (num_layers // pp,) * pp
-        layout = Layout(precision="bf16", kernel=kernel, stage_layers=stages, **fields)
+        layout = Layout(precision="bf16", stage_layers=stages, **fields)
         # On one rank rsa is plain attention with its scores in memory: for dropped probabilities only.
         dropped = sp == 1 and layout.attention == "rsa"
         # The largest chunk sets the pace, so only chunks of equal length are worth a try.

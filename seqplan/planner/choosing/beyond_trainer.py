@@ -43,7 +43,7 @@ class _Beyond:
     def __init__(self, question: Question, faster_than_s: float, top: int) -> None:
         self.question = question
         self.leaders = Leaders(top, faster_than_s)
-        self._known: dict[int, tuple[Ints, RowBounds]] = {}
+        self._known: dict[int, tuple[Ints, RowBounds | None]] = {}
 
     def run(self, pins: Pins) -> list[Layout]:
         for grid, rows, least_s in self._most_hopeful_first(pins):
@@ -60,18 +60,19 @@ class _Beyond:
         found = []
         for grid in candidate_grids(self.question, pins, all_choices(self.question)):
             rows, bounds = self._bounds(grid)
+            if bounds is None:
+                continue
             least_s = bounds.least_s(grid.table)
             if (least_s < self.leaders.worst_s).any():
                 found.append((grid, rows, least_s))
         return sorted(found, key=lambda item: float(item[2].min()))
 
-    def _bounds(self, grid: Grid) -> tuple[Ints, RowBounds]:
+    def _bounds(self, grid: Grid) -> tuple[Ints, RowBounds | None]:
         """Step 1, of the rows that are legal; the same for all pipelines of a pp."""
         pp = grid.table.pp
         if pp not in self._known:
             rows = np.flatnonzero(~_breaks(self.question, bare_rows(grid.table), False))
-            nothing = RowBounds(np.zeros(0), np.zeros(0))
-            self._known[pp] = rows, row_bounds(self.question, grid.take(rows)) if len(rows) else nothing
+            self._known[pp] = rows, row_bounds(self.question, grid.take(rows)) if len(rows) else None
         return self._known[pp]
 
     def _by_sharding(self, splits: list[Grid]) -> None:

@@ -2,14 +2,15 @@
 
 Stages share the work of a step in whatever way, so the slowest of them works for no less than their mean.
 What a micro-batch costs without recomputation and without dp is the same in every split; recomputation, dp
-and the optimizer only add to it. And a pipeline without zero bubbles fills and drains through p - 1 other
-stages. One such bound serves all pipelines of a pp (test_search_scale.py: the same answer as without).
+and the optimizer only add to it. And what a pipeline of equal stages waits is near the least that any waits.
+One evaluation serves all pipelines of a pp (test_search_scale.py: the same answer as without).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,28 +19,33 @@ from seqplan.planner.choosing.layout_grid import Grid
 from seqplan.planner.choosing.layout_table import LayoutTable
 from seqplan.planner.question import Question
 from seqplan.planner.time_model import time_table
+from seqplan.planner.timing.pipeline_time import Passes, pipeline_s
 
-FILLING_SHARE = 0.9
-"""Of the time to fill and drain a pipeline of equal stages, what the bound counts: the closed form of unequal
-stages stays within 2 % of an event simulation, not exactly above this one."""
-
-FILLED = ("1f1b", "interleaved", "gpipe")
-"""Schedules that wait while the pipeline fills and drains."""
+WAITING_SHARE = 0.9
+"""Of what a pipeline of equal stages waits, what the bound counts: where stages are unequal the slowest works
+for more than their mean, but the closed form of its waiting is near the least, not exactly above it."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowBounds:
-    """Of each row the least seconds, in whichever order of the mesh."""
+    """What a micro-batch costs the mean stage at least, of each row in each order of the mesh."""
 
-    busy_s: Floats
-    filling_s: Floats
-    """Of a pipeline without chunks."""
+    passes: Passes
+    microbatches: Floats
+    steps_overlap: bool
+    waits: bool
+    """False where ranks share cores: who waits leaves them to others."""
 
     def least_s(self, table: LayoutTable) -> Floats:
-        """Under the schedule of a table of the same rows and the same pp."""
-        if table.schedule in FILLED:
-            return self.busy_s + self.filling_s / table.num_virtual_stages
-        return self.busy_s
+        """Of each row the least seconds in any order, under the schedule of a table of the same rows."""
+        busy = self.microbatches * (self.passes[0] + self.passes[1])
+        least = busy
+        if self.waits and table.pp > 1:
+            stages, chunks = (self.passes,) * table.pp, table.num_virtual_stages
+            overlap = self.steps_overlap
+            whole = pipeline_s(table.schedule, chunks, self.microbatches, stages, steps_overlap=overlap)
+            least = busy + WAITING_SHARE * np.maximum(whole - busy, 0.0)
+        return np.asarray(least.reshape(-1, least.shape[-1]).min(axis=0))
 
 
 def row_bounds(question: Question, grid: Grid) -> RowBounds:
@@ -47,14 +53,16 @@ def row_bounds(question: Question, grid: Grid) -> RowBounds:
     table, rows = grid.table, np.ones(len(grid.table), dtype=np.bool_)
     bare = replace(grid, table=bare_rows(table))
     stages = time_table(question, bare.in_orders(rows)[0]).stages
-    # Sends may be hidden, and dp depends on sharding and overlaps.
-    distinct = Counter(stages)
-    work = sum(
-        count * (stage.total - stage.by_kind["pp"] - stage.by_kind["dp"]) for stage, count in distinct.items()
-    )
-    mean = np.broadcast_to(work / table.pp, (*np.shape(work)[:-1], len(table)))
-    mean = mean.reshape(-1, len(table)).min(axis=0)
-    return RowBounds(mean * table.num_microbatches, FILLING_SHARE * mean * (table.pp - 1))
+    means: list[Any] = [np.zeros(len(table))] * 3
+    for stage, count in Counter(stages).items():
+        # Sends may be hidden, and dp depends on sharding and overlaps.
+        forward, backward, weight = stage.passes
+        sent = 0.5 * stage.by_kind["pp"]
+        passes = (forward - sent, backward - sent - stage.by_kind["dp"], weight)
+        means = [mean + count / table.pp * each for mean, each in zip(means, passes, strict=True)]
+    costs, shared = question.implementation.time, question.cluster.cores_per_node is not None
+    microbatches = table.num_microbatches.astype(np.float64)
+    return RowBounds((means[0], means[1], means[2]), microbatches, costs.steps_overlap, waits=not shared)
 
 
 def bare_rows(table: LayoutTable) -> LayoutTable:

@@ -37,6 +37,11 @@ class Leaders:
     played: int
     """How many of them were played."""
 
+    def within(self, factor: float) -> Leaders:
+        """Those that take no more than so many times as long as the first."""
+        count = sum(seconds <= factor * min(self.played_s) for seconds in self.played_s)
+        return Leaders(self.layouts[:count], self.closed_form_s[:count], self.played_s[:count], self.played)
+
     @property
     def corrections(self) -> list[float]:
         """By how much each step is longer than in closed form."""

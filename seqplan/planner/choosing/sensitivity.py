@@ -1,8 +1,7 @@
 """Would the pick stay the pick if a rate were 20 % lower or higher?
 
 Rates of links and devices are the least certain numbers of a plan. Memory does not depend on them, so only
-the leaders' times change: the best SEEN of them are timed again under each change. A layout's time moves by
-at most the change itself, so one that is 1.5 times as slow as the pick could never come first.
+the leaders' times change: those of the best SEEN that are WITHIN reach are timed again under each change.
 """
 
 from __future__ import annotations
@@ -23,6 +22,9 @@ SEEN = 24
 """Leaders that are timed again."""
 
 FACTORS = (0.8, 1.2)
+
+WITHIN = 1.25
+"""Times the pick's step: a step moves by no more than the rate, and 1 / 0.8 is the most."""
 
 LEAST_GAIN = 0.005
 """A rival less than so much faster than the pick is as fast."""
