@@ -41,7 +41,7 @@ def half_the_devices(question: Question, pins: Pins, step_time_s: float) -> tupl
     brings = f"make it x{gain:.2f} as fast" if gain >= 1 else f"make it slower (x{gain:.2f})"
     return (
         f"{times} {brings}: the best on {half}, {found.best[0].degrees_text}, takes {_shown(alone_s)} a step "
-        f"of the same batch, the pick {_shown(step_time_s)}; a larger batch or a faster link would change it.",
+        f"of the same batch, the pick {_shown(step_time_s)}; a larger batch or faster links would change it.",
     )
 
 
