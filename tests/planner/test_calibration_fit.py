@@ -16,9 +16,12 @@ from seqplan.planner.calibration.factors import FACTORS, scaled
 from seqplan.planner.calibration.fit_runs import Fit, determined, fit_runs
 from seqplan.planner.calibration.rate_curves import attention_curve, matmul_curve, transfer_line
 from seqplan.planner.calibration.run_records import Run, read_run
+from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.cluster_spec import ClusterSpec
+from seqplan.planner.collectives import Network
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.timing.efficiency import DeviceClock
+from seqplan.profiles.cluster_file import cluster_from
 from tests.planner import calibrated, samples
 
 CLOSE = 0.03
@@ -97,6 +100,21 @@ def test_every_number_has_its_source(measured_cluster: ClusterSpec) -> None:
     wanted = ("measured by seqplan calibrate on 2026-01-02, median of 7", "assumed: ")
     assert len(found) > 20
     assert all(source.startswith(wanted) for source in found), found
+
+
+def test_ranks_that_sent_at_once_have_what_each_of_them_had() -> None:
+    """Two nodes of 4: rank i with rank i. A group over both nodes then gets the measured rate again."""
+    over = [each for each in calibrated.transfers() if each.ranks == 2]
+    between = tuple(each.model_copy(update={"leaves_node": True}) for each in over)
+    measured = calibrated.measurements().model_copy(update={"nodes": 2, "transfers": between})
+    cluster = cluster_from(profile_of(measured, "two"), "two")
+    asked = samples.question(where=cluster, gpus=8, precision="fp32")
+    network = Network.of(asked)
+    group = network.group(from_layout(samples.layout(asked, dp=2, tp=4), asked.train), ("dp",))
+    assert float(group.ranks_per_node[0]) == 1.0
+    for each in over:
+        seconds = getattr(network, f"{each.kind}_s")(each.whole_bytes, group)
+        assert float(seconds[0]) == pytest.approx(each.seconds, rel=0.1), each
 
 
 def test_a_profile_written_out_reads_back_equal(measured_cluster: ClusterSpec, tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def profile_of(measured: Measurements, name: str, known: DeviceSpec | None = Non
         "num_nodes": measured.nodes,
         "intra_node": _link("between ranks of a node", inside, said) if inside else "loopback",
         "inter_node": _link("between nodes", between, said) if between else "ethernet-10g",
-        "nics_per_node": 1,
+        # Measured is what each rank has while all of its node send: as if each had a NIC to itself.
+        "nics_per_node": measured.ranks_per_node if between else 1,
         "communicator_bytes": _assumed(
             COMMUNICATOR_BYTES[measured.device_kind], "as in the built-in clusters"
         ),
