@@ -64,6 +64,9 @@ def overlap_notes(question: Question, layout: Layout) -> tuple[str, ...]:
         hides = costs.transfers_overlap and layout.schedule == "interleaved"
         what = "other chunks hide" if hides else "nothing hides"
         notes.append(f"{what} the transfers between stages; the slowest stage sets the pace")
+        cluster = question.cluster
+        if cluster.cores_per_node is not None and cluster.cores_per_node < cluster.gpus_per_node:
+            notes.append("a stage that waits leaves its core to the others")
     return tuple(f"assumed: {note}" for note in notes)
 
 
