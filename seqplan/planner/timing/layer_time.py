@@ -168,7 +168,10 @@ class LayerClock:
         """One layer of the model."""
         v, model, zero = self.values, self.question.model, np.zeros(len(self.table))
         (linears_f, linears_b), (attention_f, attention_b) = self._linears_s(), self._attention_s()
-        ring = ring_time(v, self.network, self.sp_group, attention_f, attention_b, self.costs.ring_overlaps)
+        travelling = float(v["e"]) if self.costs.ring_gradients_in_compute_dtype else 4.0
+        ring = ring_time(
+            v, self.network, self.sp_group, attention_f, attention_b, self.costs.ring_overlaps, travelling
+        )
         sp_f, sp_b = ring.forward, ring.backward
         exchange = self._heads_exchange_s()
         moved = v["e"] * (

@@ -27,14 +27,23 @@ class RingTime:
 
 
 def ring_time(
-    values: dict[str, Any], network: Network, group: Group, forward_s: Any, backward_s: Any, overlaps: bool
+    values: dict[str, Any],
+    network: Network,
+    group: Group,
+    forward_s: Any,
+    backward_s: Any,
+    overlaps: bool,
+    gradient_bytes: float = 4.0,
 ) -> RingTime:
-    """The ring of one layer whose attention takes `forward_s` and `backward_s`."""
+    """The ring of one layer whose attention takes `forward_s` and `backward_s`.
+
+    `gradient_bytes`: of an element of the dK and dV that travel.
+    """
     v, hops = values, np.maximum(values["R"] - 1.0, 0.0)
     kv_bytes = 2.0 * v["T"] * v["k"] * v["d"]
     # Groups of heads take turns: the bytes of a hop in G messages.
     hop_kv = v["G"] * network.neighbour_s(kv_bytes * v["e"] / v["G"], group)
-    hop_gradient = v["G"] * network.neighbour_s(kv_bytes * 4.0 / v["G"], group)
+    hop_gradient = v["G"] * network.neighbour_s(kv_bytes * gradient_bytes / v["G"], group)
     hides = 1.0 if overlaps and network.overlaps else 0.0
     block_f, block_b = hides * forward_s / v["R"], hides * backward_s / v["R"]
 

@@ -74,6 +74,10 @@ class TrainerTime(Spec):
     ring_overlaps: bool = Field(
         default=True, description="each hop of the ring runs behind the block of attention in hand"
     )
+    ring_gradients_in_compute_dtype: bool = Field(
+        default=False,
+        description="gradients of K and V go round the ring in the compute dtype, not in float32",
+    )
     prefetch_overlaps: bool = Field(
         default=True, description="ZeRO 3: a layer's gathers run behind the computation of its neighbour"
     )
