@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import math
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,9 @@ def test_an_endless_file_is_not_read_to_its_end() -> None:
     with pytest.raises(SeqplanError) as error:
         load_yaml("/dev/zero")
     assert "larger than" in str(error.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(SeqplanError, match=r"pipe.yaml: is a pipe, not a file"):
+        load_yaml(tmp_path / "pipe.yaml")
