@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
-import stat
 from pathlib import Path
 
 from seqplan.planner.errors import SeqplanError
@@ -28,7 +26,7 @@ _STARTS: tuple[tuple[bytes, str, str], ...] = (
 def read_text(path: str | Path, *, max_bytes: int = MAX_BYTES) -> str:
     """The file's text without a byte-order mark, or a SeqplanError that says what the file is instead."""
     try:
-        if stat.S_ISFIFO(os.stat(path).st_mode):  # opening one waits for a writer, maybe for ever
+        if Path(path).is_fifo():  # opening one waits for a writer, maybe for ever
             raise SeqplanError(f"{path}: is a pipe, not a file.", "Write it to a file and give that.")
         with open(path, "rb") as file:
             raw = file.read(max_bytes + 1)
