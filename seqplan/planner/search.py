@@ -10,7 +10,7 @@ from seqplan.planner.choosing.placement import placement_lines
 from seqplan.planner.choosing.played_leaders import played_leaders, told
 from seqplan.planner.choosing.scaling import half_the_devices
 from seqplan.planner.choosing.scan import memory_text, scan
-from seqplan.planner.choosing.sensitivity import SEEN, sensitivity
+from seqplan.planner.choosing.sensitivity import SEEN, WITHIN, sensitivity
 from seqplan.planner.choosing.state_notes import states_note
 from seqplan.planner.choosing.what_if import what_would_be_legal, what_would_fit
 from seqplan.planner.layout import Layout
@@ -105,6 +105,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []
     placed = [f"links: {line}" for one in shown for line in placement_lines(question, one.layout, one.time)]
     played = told(found.best, leaders) if found.best else None
+    near = leaders.within(WITHIN)
     return Suggestion(
         pick=ranked[0] if ranked else None,
         ranked=ranked,
@@ -115,7 +116,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         would_fit=would_fit,
         nearest_miss=nearest,
         with_other_trainers=others,
-        sensitivity=sensitivity(question, leaders.layouts, leaders.corrections) if found.best else None,
+        sensitivity=sensitivity(question, near.layouts, near.corrections) if found.best else None,
         event_simulation=played,
         notes=(*assumptions(question), *states, *placed, *padding, *_played(played), *_pinned(pins)),
         warnings=tuple(text for text in warnings if text not in padding),

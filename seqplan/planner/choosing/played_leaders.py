@@ -39,6 +39,8 @@ class Leaders:
 
     def within(self, factor: float) -> Leaders:
         """Those that take no more than so many times as long as the first."""
+        if not self.layouts:
+            return self
         count = sum(seconds <= factor * min(self.played_s) for seconds in self.played_s)
         return Leaders(self.layouts[:count], self.closed_form_s[:count], self.played_s[:count], self.played)
 

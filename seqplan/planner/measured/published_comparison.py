@@ -226,7 +226,7 @@ def _step_seconds(question: Question, table: LayoutTable) -> list[float]:
     for gpus in sorted(set(sizes.tolist())):
         rows = np.flatnonzero(sizes == gpus)
         sized = question.model_copy(update={"cluster": question.cluster.for_gpus(gpus), "gpus": gpus})
-        seconds[rows] = time_table(sized, table.take(rows)).step_time_s
+        seconds[rows] = time_table(sized, table.take(rows), played=True).step_time_s
     return [float(each) for each in seconds]
 
 

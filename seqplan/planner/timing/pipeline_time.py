@@ -19,12 +19,14 @@ as long. With few micro-batches there is little to fill with: one alone passes a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from seqplan.planner.activations import Floats
+from seqplan.planner.schedule_orders import SPLIT_BACKWARD
 
 Passes = tuple[Any, Any, Any]
 """Seconds of one micro-batch on a stage: forward, backward, and the weight gradients' part of that."""
@@ -43,20 +45,25 @@ def pipeline_s(
     `transfer_s`: a hop between stages that computation hides, so that it costs only while the pipe fills.
     `steps_overlap`: a stage begins its next step when its own part of this one is done.
     """
-    whole = [sum(passes[part] for passes in stages) for part in range(3)]
-    earlier: list[Any] = [0.0, 0.0, 0.0]
+    alike = [list(run) for _, run in itertools.groupby(stages, key=id)]
+    parts = 3 if schedule in SPLIT_BACKWARD else 2
+    whole = [sum(len(run) * run[0][part] for run in alike) for part in range(parts)]
+    earlier: list[Any] = [0.0] * parts
     longest: Any = 0.0
-    for place, passes in enumerate(stages):
+    place = -1
+    for run in alike:
         # Of neighbours that are alike the last one waits longest.
-        if place + 1 == len(stages) or stages[place + 1] is not stages[place]:
-            if schedule in ("zbh1", "zbh2"):
-                waiting = _handcrafted(schedule, place, microbatches, stages, earlier, whole, steps_overlap)
-            elif schedule == "zbv":
-                waiting = _v_shaped(place, microbatches, stages, earlier, whole, steps_overlap)
-            else:
-                waiting = _unsplit(schedule, chunks, place, microbatches, stages, earlier, whole)
-            longest = np.maximum(longest, microbatches * (passes[0] + passes[1]) + waiting)
-        earlier = [sofar + own for sofar, own in zip(earlier, passes, strict=True)]
+        place, passes = place + len(run), run[0]
+        if len(run) > 1:
+            earlier = [sofar + (len(run) - 1) * passes[part] for part, sofar in enumerate(earlier)]
+        if schedule in ("zbh1", "zbh2"):
+            waiting = _handcrafted(schedule, place, microbatches, stages, earlier, whole, steps_overlap)
+        elif schedule == "zbv":
+            waiting = _v_shaped(place, microbatches, stages, earlier, whole, steps_overlap)
+        else:
+            waiting = _unsplit(schedule, chunks, place, microbatches, stages, earlier, whole)
+        longest = np.maximum(longest, microbatches * (passes[0] + passes[1]) + waiting)
+        earlier = [sofar + passes[part] for part, sofar in enumerate(earlier)]
     filling = 2.0 * (len(stages) - 1 + (chunks - 1) * len(stages)) * transfer_s
     return np.asarray(longest + filling)
 
