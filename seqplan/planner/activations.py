@@ -119,6 +119,7 @@ Moment = Literal[
     "loss_backward",
     "head_backward",
     "mlp_backward",
+    "last_mlp_backward",
     "up_backward",
     "attention_backward",
     "qkv_backward",
@@ -134,14 +135,13 @@ Moment = Literal[
     "gradient_sum",
     "optimizer",
 ]
-"""When a working tensor is alive. up_backward, qkv_backward: of the linears that read the input of MLP and
-attention, when all that the part's middle kept has gone;
-recomputation: while a backward recomputes a layer; end: when the backward
-has come to the first layer; first_embedding_backward: that of a step's first micro-batch;
-reduction: while gradients of the layer before are being reduced; layer_reduction: of the first layer, at the
-end of a backward; root_reduction: after it, of what is outside the layers; summing: of some layers, while the
-others' backward runs; gather: of the weights outside the layers, before a backward; gradient_sum: after the
-last backward."""
+"""When a working tensor is alive. last_mlp_backward: with mlp_backward, in the last layer alone;
+up_backward, qkv_backward: of the linears that read the input of MLP and attention, when all that the part's
+middle kept has gone; recomputation: while a backward recomputes a layer; end: when the backward has come to
+the first layer; first_embedding_backward: that of a step's first micro-batch; reduction: while gradients of
+the layer before are being reduced; layer_reduction: of the first layer, at the end of a backward;
+root_reduction: after it, of what is outside the layers; summing: of some layers, while the others' backward
+runs; gather: of the weights outside the layers, before a backward; gradient_sum: after the last backward."""
 
 
 class TensorRow(Spec):

@@ -6,6 +6,7 @@ Round numbers; nothing is read from the profiles but our trainer's inventory.
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -175,6 +176,7 @@ def trainer(**lists: Any) -> ImplementationSpec:
     return ImplementationSpec.model_validate_json(json.dumps(fields))
 
 
+@cache
 def our_trainer() -> ImplementationSpec:
     """The inventory that ships with the package."""
     text = files("seqplan").joinpath("profiles/implementations/seqplan.yaml").read_text(encoding="utf-8")

@@ -149,9 +149,7 @@ class Inventory:
             gradients=gradients,
             head_gradients=head_gradients if has_head else EMPTY,
             layer_gradients=self._gradients_of(own["Pl"], values),
-            early_gradients=self._gradients_of(
-                own["Pl"] - values["h"] * (values["a"] + 2 * values["k"]) * values["d"], values
-            ).times(values["zero"] < 2),
+            early_gradients=self._early_gradients(own["Pl"], values),
             embedding_gradients=embedding_gradients if own["first"] else EMPTY,
             layer=self._layer,
             layer_mlp=self._of_parts("mlp", "mlp_inner"),
@@ -170,6 +168,13 @@ class Inventory:
         """Stored gradients of some of the stage's parameters."""
         own = {**values, "P": parameters, "Pn": parameters / self.values["N"], "Pe": parameters}
         return _split_gradients(add_by_kind(self._gradient_rows, own))[1]
+
+    def _early_gradients(self, layer: Any, values: dict[str, Any]) -> Bundle:
+        """All of a layer but those of q, k and v; if the inventory follows a backward that far."""
+        if not any("qkv_backward" in row.at for row in self.trainer.working):
+            return EMPTY
+        later = values["h"] * (values["a"] + 2 * values["k"]) * values["d"]
+        return self._gradients_of(layer - later, values).times(values["zero"] < 2)
 
     @cached_property
     def _gradient_rows(self) -> list[TensorRow]:

@@ -58,11 +58,20 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
                 (-one, b.layer_mlp),
                 (one, b.working["attention_backward"]),
             ]
-            cases[prefix + "mlp_backward"], cases[prefix + "attention_backward"] = mlp, attention
+            cases[prefix + "mlp_backward"] = [*mlp, (one, b.working["last_mlp_backward"])]
+            cases[prefix + "attention_backward"] = attention
             if np.any(b.last_recomputed):
                 again: Case = [*base, *live, (-one, b.layer_mlp), (one, b.working["attention_forward"])]
                 again.append((one, b.working["recomputation"]))
                 cases[prefix + "attention_forward again"] = _where(b.last_recomputed, again)
+                if b.working["reduction"].by_kind and b.num_layers > 1:
+                    again = [
+                        *again,
+                        (-one, b.layer),
+                        (one, b.recomputed_extra),
+                        (one, b.working["reduction"]),
+                    ]
+                    cases[prefix + "attention_forward again, reducing"] = _where(b.last_recomputed, again)
             if b.working["reduction"].by_kind and b.num_layers > 1:
                 # The layer before: the last one has gone, but for its gradients.
                 gone: Case = [(-one, b.layer), (b.last_recomputed, b.recomputed_extra)]
@@ -104,7 +113,10 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
     if b.num_layers > 0:
         # Of the first backward of a step: the embedding's gradient does not exist yet.
         late: Case = [(-all_started, b.embedding_gradients)]
-        cases["end mlp_backward"] = [*end, *late, (one, b.layer), (one, b.working["mlp_backward"])]
+        first_mlp: Case = [*end, *late, (one, b.layer), (one, b.working["mlp_backward"])]
+        if b.num_layers == 1:
+            first_mlp += [(one, b.working["last_mlp_backward"])]
+        cases["end mlp_backward"] = first_mlp
         cases["end attention_backward"] = [
             *end,
             *late,
