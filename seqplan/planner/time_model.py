@@ -152,7 +152,8 @@ def _memory_pressure_s(question: Question, table: LayoutTable, by_kind: dict[str
     if costs.memory_pressure_factor <= 1.0:
         return 0.0
     memory = peak_memory(question, table)
-    pressed = memory.peak_bytes > memory.limit_bytes * costs.memory_pressure_share
+    # Of the device's memory: what the user keeps free changes nothing for the allocator.
+    pressed = memory.peak_bytes > question.cluster.limit_bytes() * costs.memory_pressure_share
     return np.where(pressed, (costs.memory_pressure_factor - 1.0) * reduce(np.add, by_kind.values()), 0.0)
 
 

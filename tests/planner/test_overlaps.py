@@ -10,13 +10,14 @@ import pytest
 from seqplan.planner.choosing.placement import CLOSE, ring_condition
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import Layout
+from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.question import Question
 from seqplan.planner.reading.quantity import Quantity
 from seqplan.planner.results import TimeEstimate
 from seqplan.planner.time_model import time_estimate
 from seqplan.planner.timing.overlaps import OFF, without
 from seqplan.planner.timing.trainer_time import TrainerTime
-from tests.planner.formula_cases import cluster, decoder, encoder, layout, question, trainer
+from tests.planner.formula_cases import cluster, decoder, encoder, layout, our_trainer, question, trainer
 
 SHARED_OUT = 1e-3
 """Relative: what a micro-batch waits for counts as backward when a pipeline's bubble is shared out."""
@@ -145,3 +146,20 @@ def test_a_faster_machine_is_never_slower(faster: str) -> None:
 def seconds(of: Question, chosen: Layout) -> float:
     found: TimeEstimate = time_estimate(of, chosen)
     return found.step_time_s
+
+
+def test_a_full_memory_slows_down_whatever_the_user_keeps_free() -> None:
+    """Seen in the sweep of nanotron: 5 times as long from 0.91 of the device's memory on."""
+    pressed = TrainerTime(
+        memory_pressure_share=Quantity(0.5, "test"), memory_pressure_factor=Quantity(5.0, "test")
+    )
+    ours = our_trainer()
+    hurried = ours.model_copy(update={"time": pressed})
+    plain = question(implementation=ours)
+    peak = memory_estimate(plain, layout(plain, dp=64)).peak_bytes
+    usual = seconds(plain, layout(plain, dp=64))
+    for headroom in (0.0, 0.4):
+        for share, factor in ((0.4, 1.0), (0.6, 5.0)):
+            on = cluster(memory_bytes=peak / share)
+            full = question(implementation=hurried, on=on, headroom_fraction=headroom)
+            assert seconds(full, layout(full, dp=64)) == pytest.approx(factor * usual, rel=1e-9)
