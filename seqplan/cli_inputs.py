@@ -21,7 +21,7 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import AXES, Layout, parse_degrees
 from seqplan.planner.layout_defaults import parse_layout
 from seqplan.planner.model_spec import ModelSpec
-from seqplan.planner.plan import load_plan, plan_warnings
+from seqplan.planner.plan import load_plan, plan_warnings, trainer_of
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.typed_form import flag_name
 from seqplan.planner.score_cases import Loaders
@@ -137,7 +137,7 @@ def read_plan(path: Path, ask: Ask, pins: Pins) -> tuple[Asked, Layout]:
             f"To explain another layout give MODEL and {LAYOUT_EXAMPLE}.",
         )
     plan = load_plan(path)
-    trainer = profiles.load_implementation(plan.implementation)
+    trainer = trainer_of(plan, path, profiles.load_implementation)
     return Asked(plan.question(trainer), warnings=list(plan_warnings(plan, trainer))), plan.layout
 
 

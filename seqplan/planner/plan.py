@@ -154,11 +154,19 @@ def load_plan(path: Path, load_implementation: LoadImplementation | None = None)
     if load_implementation is None:
         broken = reasons(plan.question(_ANY_TRAINER), plan.layout)
     else:
-        broken = run_reasons(plan.question(load_implementation(plan.implementation)), plan.layout)
+        broken = run_reasons(plan.question(trainer_of(plan, path, load_implementation)), plan.layout)
     if broken:
         raise SeqplanError(f"{path}: {' '.join(reason.message for reason in broken)}")
     _check_stages(path, plan)
     return plan
+
+
+def trainer_of(plan: Plan, path: Path, load_implementation: LoadImplementation) -> ImplementationSpec:
+    """The trainer that the plan was made for; one that is not built in is the file's fault."""
+    try:
+        return load_implementation(plan.implementation)
+    except SeqplanError as error:
+        raise SeqplanError(f"{path}: {error.message}", error.hint) from None
 
 
 def _check_schema(path: Path, data: dict[str, Any]) -> None:

@@ -205,6 +205,16 @@ def test_without_a_trainer_only_what_no_trainer_could_do_is_refused(tmp_path: Pa
         load_plan(path)
 
 
+def test_a_trainer_that_is_not_built_in_is_told_with_the_file(tmp_path: Path) -> None:
+    def refuse(name: str) -> ImplementationSpec:
+        raise SeqplanError(f"implementation = {name} is not built in.")
+
+    path = write(tmp_path, {"implementation": "foo"})
+    with pytest.raises(SeqplanError) as caught:
+        load_plan(path, refuse)
+    assert caught.value.message == f"{path}: implementation = foo is not built in."
+
+
 def test_a_run_refuses_positions_that_were_never_learned(tmp_path: Path) -> None:
     given = question(gpt2(), 4, seq_len=2048, global_batch_size=8, implementation=our_trainer())
     plan = make_plan(given, score(given, layout(given, dp=4)))
