@@ -26,13 +26,17 @@ GIB = 2**30
 REQUIRED: dict[str, list[tuple[str, float | None, float]]] = {
     "vtrain": [("median_time_error", None, 0.08)],
     "narayanan": [("median_time_error", None, 0.08), ("worst_time_error", None, 0.11)],
-    "nvidia-performance": [("median_time_error", None, 0.15), ("time_share_within", 0.15, 0.85)],
+    "nvidia-performance": [("median_time_error", None, 0.15), ("time_share_within", 0.15, 0.95)],
     "ring-self-attention": [
         ("worst_time_error", None, 0.1),
         ("worst_error", None, 0.02),
         ("out_of_memory_share", None, 1.0),
     ],
-    "activation-recomputation": [("worst_error", None, 0.01), ("median_time_error", None, 0.08)],
+    "activation-recomputation": [
+        ("worst_error", None, 0.01),
+        ("median_time_error", None, 0.08),
+        ("worst_time_error", None, 0.1),
+    ],
     "simumax-b200": [
         ("median_time_error", None, 0.08),
         ("worst_time_error", None, 0.12),
