@@ -66,3 +66,13 @@ def test_a_change_of_the_links_that_turns_two_layouts_is_told(slower: bool) -> N
     way = "lower" if slower else "higher"
     told = f"with the links between nodes 20 % {way}, {pair[1].degrees_text} is "
     assert f"{told}{100 * links[0].gain_fraction:.1f} % faster" in found.text
+
+
+def test_a_rival_of_the_same_degrees_is_told_by_flags_that_can_be_typed() -> None:
+    asked = asked_of(cluster())
+    rival = suggest(asked, top=1).ranked[0].layout
+    pick = rival.model_copy(update={"micro_batch_size": 1, "recompute": "full", "zero_stage": 3})
+    rival = rival.model_copy(update={"micro_batch_size": 2, "recompute": "none", "zero_stage": 2})
+    found = sensitivity(asked, [pick, rival], [10.0, 1.0])
+    assert found.verdict == "close call"
+    assert "the same with --micro-batch-size 2 --recompute none --zero-stage 2 is " in found.text

@@ -15,6 +15,7 @@ from seqplan.planner.choosing.layout_table import from_layouts, pipeline_key
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.reading.quantity import Quantity
+from seqplan.planner.reading.typed_form import typed_flags
 from seqplan.planner.results import Sensitivity, SensitivityChange
 from seqplan.planner.time_model import time_table
 
@@ -99,8 +100,8 @@ def _told(change: SensitivityChange, pick: Layout) -> str:
     rival = change.layout
     name = rival.degrees_text
     if rival.degrees == pick.degrees:
-        differ = [f for f in Layout.model_fields if getattr(rival, f) != getattr(pick, f)]
-        name = "the same with " + ", ".join(f"{field}={getattr(rival, field)}" for field in differ)
+        differ = {field: value for field, value in rival if value != getattr(pick, field)}
+        name = f"the same with {typed_flags(differ)}"
     share, gain = 100 * abs(1 - change.factor), 100 * change.gain_fraction
     return f"with the {change.rate} {share:.0f} % {way}, {name} is {gain:.1f} % faster"
 
