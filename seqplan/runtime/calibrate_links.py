@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from seqplan.planner.calibration.samples import Transfer, TransferSample
 from seqplan.runtime.calibrate_sizes import Sizes
-from seqplan.runtime.calibrate_timing import Task
+from seqplan.runtime.calibrate_timing import InTurn, Task
 from seqplan.runtime.ring import Ring
 from seqplan.runtime.tensor_parallel import _all_gather_single, _reduce_scatter_single
 
@@ -63,11 +63,12 @@ class Transfers:
         self.tasks = []
         for size_bytes in sizes.transfer_bytes:
             elements = max(1, size_bytes // 4 // self.ranks) * self.ranks
-            whole = torch.zeros(elements, device=device)
             for kind in KINDS:
                 self.sizes.append((kind, 4 * elements))
                 what = f"{kind} {size_bytes >> 10} KiB, {self.ranks} ranks {where}"
-                self.tasks.append(Task(what, _call(kind, link.group, whole, self.ranks), together=True))
+                make = partial(_call, kind, link.group, elements, self.ranks, device)
+                # Other buffers each time: training never sends what it has just sent.
+                self.tasks.append(Task(what, InTurn(make, 8.0 * elements, device.type), together=True))
 
     def samples(self) -> list[TransferSample]:
         return [
@@ -82,7 +83,10 @@ class Transfers:
         ]
 
 
-def _call(kind: Transfer, group: dist.ProcessGroup, whole: Tensor, size: int) -> Callable[[], object]:
+def _call(
+    kind: Transfer, group: dist.ProcessGroup, elements: int, size: int, device: torch.device
+) -> Callable[[], object]:
+    whole = torch.zeros(elements, device=device)
     part = whole.new_zeros(whole.numel() // size)
     if kind == "all_reduce":
         return lambda: dist.all_reduce(whole, group=group)
