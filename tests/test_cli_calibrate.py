@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from seqplan import profiles
+from seqplan import cli_inputs, profiles
 from seqplan.runtime import calibrate as runtime
 from tests.command_line import Done, Seqplan, refusal, runner
 from tests.planner import calibrated, samples
@@ -81,6 +81,21 @@ def test_only_the_first_rank_of_a_job_writes(calibrates: Seqplan) -> None:
 )
 def test_calibrate_refuses_in_one_line(calibrates: Seqplan, arguments: list[str], says: str) -> None:
     assert says in refusal(calibrates(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),  # torch.cuda.get_device_name of these cards
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", None),  # the SXM module does not say so
+        ("Radeon RX 7900 XTX", None),
+    ],
+)
+def test_a_datasheet_only_where_the_name_is_one_device(called: str, name: str | None) -> None:
+    found = cli_inputs.known_device(called)
+    assert (found and found.name) == name
 
 
 @pytest.fixture
