@@ -249,8 +249,8 @@ def front(answer: Suggestion) -> Group | None:
         for point in answer.pareto
     ]
     title = (
-        "Nothing beats these in time, memory and GPUs at once: the fastest of all, with 25, 50 and 75 % of the "
-        "memory kept free, and on fewer GPUs"
+        "Nothing beats these in time, memory and GPUs at once: the fastest of all, with 25, 50 and 75 % of "
+        "the memory kept free, and on fewer GPUs"
     )
     return table(title, ("GPUs", "peak GiB", "step", "GPU-h a step", "layout"), rows, left=("layout",))
 

@@ -33,7 +33,7 @@ from seqplan.planner.rules.legality import reasons, run_reasons
 from seqplan.planner.rules.model_features import FEATURES
 from seqplan.planner.search import score
 from seqplan.planner.spec import Spec
-from seqplan.planner.train_spec import TrainSpec
+from seqplan.planner.train_spec import Optimizer, TrainSpec
 from seqplan.planner.validation import validate_spec
 
 SCHEMA = "seqplan/1"
@@ -250,14 +250,20 @@ _ANY_TRAINER = ImplementationSpec(
         kernels=get_args(Kernel),
         schedules=get_args(Schedule),
         recompute=get_args(Recompute),
+        partial_recompute=True,
         zero_stages=(0, 1, 2, 3),
-        precisions=("fp32", "bf16", "fp16"),
+        precisions=("fp32", "bf16", "fp16", "fp8"),
         tp_sequence_parallel=(False, True),
         hybrid_sharding=True,
         uneven_stages=True,
+        ulysses=True,
         tp_copies_kv_heads=True,
+        chunked_head=True,
         min_microbatches_per_stage=0,
+        interleaves_whole_groups=False,
         vocab_multiple=1,
+        optimizers=get_args(Optimizer),
+        gradient_bytes=(2, 4),
         model_features=FEATURES,
     ),
 )
