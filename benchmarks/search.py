@@ -5,8 +5,8 @@
 First every legal candidate of a large space is costed, nothing pruned: memory of every stage of every one,
 step time of every one that fits. Orders of the mesh differ in time only, so a layout in two orders shares
 its memory; the rate is given with and without counting them apart. Random candidates are compared with
-`score`, the scalar path. Then `suggest` runs as a user runs it, in a process of its own. CPU seconds are
-user + system of the process, best of --rounds; memory is the peak resident set.
+the scalar path. Then `suggest` runs as a user runs it, in a process of its own. CPU seconds are user + system
+of the process, best of --rounds, beside those of the imports alone; memory is the peak resident set.
 """
 
 from __future__ import annotations
@@ -16,28 +16,35 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from seqplan import profiles
-from seqplan.planner.choosing.layout_grid import candidate_grids
-from seqplan.planner.choosing.scan import row_chunks, scan
+from seqplan.planner.choosing.layout_grid import Grid, candidate_grids
+from seqplan.planner.choosing.scan import row_chunks, scan, sieve_splits
 from seqplan.planner.layout_space import trainer_choices
-from seqplan.planner.memory.peak_memory import peak_memory
+from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
 from seqplan.planner.question import Pins, Question
-from seqplan.planner.rules.legality import sieve
 from seqplan.planner.search import score
 from seqplan.planner.time_model import time_table
 from seqplan.planner.train_spec import TrainSpec
 
 COMMANDS = (
+    None,  # imports alone: what every command starts with
     "bert-large --cluster piz-daint --gpus 64 --seq-len 512 --global-batch-size 256",
     "llama3-70b --cluster dgx-h100 --gpus 64 --seq-len 8192 --global-batch-size 128",
     "llama3-405b --cluster dgx-h100 --gpus 16384 --seq-len 131072 --global-batch-size 128",
     "llama3-405b --cluster dgx-h100 --gpus 98304 --seq-len 131072 --global-batch-size 768",
     "llama3-405b --cluster dgx-h100 --gpus 100000 --seq-len 131072 --global-batch-size 128",
+    "llama3-405b --cluster dgx-h100 --gpus 15360 --seq-len 131072 --global-batch-size 120",
+    "llama3-405b --cluster dgx-h100 --gpus 12288 --seq-len 131072 --global-batch-size 192",
+    "llama3-405b --cluster dgx-h100 --gpus 16408 --seq-len 131072 --global-batch-size 128",  # 8 x 7 x 293
 )
+IMPORTS = "import seqplan.cli, seqplan.render_suggestion, seqplan.planner.search, seqplan.profiles"
+
 COMPARED = 5
 """Random cells of each chunk that are compared with the scalar path."""
 
@@ -72,13 +79,10 @@ def cost_everything(asked: Question, compare: bool) -> Costed:
     done = Costed()
     random = np.random.default_rng(0)
     for grid in candidate_grids(asked, Pins(), trainer_choices(asked)):
-        done.candidates += grid.count(True)
-        legal = np.asarray(sieve(asked, grid.table).runnable & (grid.weight > 0))
-        rows = np.flatnonzero(legal.reshape(-1, legal.shape[-1]).any(axis=0))
-        for chosen in row_chunks(grid.table, rows):
-            part = grid.take(chosen)
-            cells = np.broadcast_to(legal[..., chosen], part.table.shape)
-            memory = peak_memory(asked, part.table)
+        done.candidates += grid.count(True) * len(grid.splits)
+        for part, legal, shared in legal_parts(asked, grid):
+            cells = np.broadcast_to(legal, part.table.shape)
+            memory = peak_memory(asked, part.table, shared)
             fits = memory.fits & cells
             done.legal += part.count(cells)
             done.memories += int(cells.sum())
@@ -91,15 +95,25 @@ def cost_everything(asked: Question, compare: bool) -> Costed:
                     if compare:
                         found = np.flatnonzero(fits[..., fitting_rows & own])
                         for cell in random.choice(found, min(COMPARED, len(found))):
-                            one = score(asked, timed.flat([cell]).row(0)).time
-                            assert one is not None
-                            done.compare(float(seconds.flat[cell]), one.step_time_s)
-            if compare:
+                            one = time_table(asked, timed.flat([cell]))
+                            done.compare(float(seconds.flat[cell]), float(one.step_time_s[0]))
+            if compare and len(np.flatnonzero(cells)):
                 for cell in random.choice(np.flatnonzero(cells), COMPARED):
                     held = score(asked, part.table.flat([cell]).row(0)).memory
                     assert held is not None
                     done.compare(float(memory.peak_bytes.flat[cell]), held.peak_bytes)
     return done
+
+
+def legal_parts(asked: Question, grid: Grid) -> Iterator[tuple[Grid, NDArray[np.bool_], StageMemories]]:
+    """Chunk by chunk every split of a grid: its rows, which cells are legal, and what splits share."""
+    for sieved, splits in sieve_splits(asked, grid):
+        legal = np.asarray(sieved.runnable & (grid.weight > 0))
+        rows = np.flatnonzero(legal.reshape(-1, legal.shape[-1]).any(axis=0))
+        for chosen in row_chunks(grid.table, rows):
+            shared = StageMemories(asked, grid.table.take(chosen))
+            for each in splits:
+                yield each.take(chosen), legal[..., chosen], shared
 
 
 def peak_mib() -> float:
@@ -129,16 +143,28 @@ def show_rate(trainer: str, gpus: int, rounds: int) -> None:
     print(f"  largest difference from the scalar path: {checked.largest_difference:.1e}")
 
 
-def show_command(arguments: str, rounds: int) -> None:
-    """CPU seconds and peak memory of `suggest`, and of its imports alone."""
-    seconds = []
+LAUNCHER = """
+import os, sys
+quiet = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=quiet)
+_, status, used = os.wait4(pid, 0)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss, os.waitstatus_to_exitcode(status))
+"""
+"""Starts a command from a small process: a child's peak memory is never below its parent's at the start."""
+
+
+def show_command(arguments: str | None, rounds: int) -> None:
+    """CPU seconds and peak memory of `suggest`, or of its imports alone."""
+    command = ["-c", IMPORTS] if arguments is None else ["-m", "seqplan", "suggest", *arguments.split()]
+    seconds, resident = [], 0.0
     for _ in range(rounds):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "seqplan", "suggest", *arguments.split()]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=False, timeout=120)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    print(f"{min(seconds):.2f} CPU s, at most {after.ru_maxrss / 1024:.0f} MiB: suggest {arguments}")
+        launched = [sys.executable, "-S", "-c", LAUNCHER, sys.executable, *command]
+        said = subprocess.run(launched, stdout=subprocess.PIPE, text=True, check=True, timeout=300).stdout
+        used, kibibytes, status = (float(word) for word in said.split())
+        assert status in (0, 1), f"{arguments} failed"
+        seconds.append(used)
+        resident = max(resident, kibibytes / 1024)
+    print(f"{min(seconds):.2f} CPU s, at most {resident:.0f} MiB: {arguments or 'imports alone'}")
 
 
 def main() -> None:

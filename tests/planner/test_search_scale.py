@@ -6,6 +6,7 @@ The worlds are small enough for a loop over every candidate, with every option t
 from __future__ import annotations
 
 import itertools
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from seqplan.planner.choosing.beyond_trainer import LEAST_GAIN, faster_elsewhere
 from seqplan.planner.choosing.layout_grid import Grid, candidate_grids, candidate_tables
 from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.choosing.scan import scan
-from seqplan.planner.estimates import memory_estimates, time_estimates
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import trainer_choices
 from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
+from seqplan.planner.memory_model import memory_table
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.rules.legality import sieve, verdict
 from seqplan.planner.search import score, suggest
@@ -68,19 +69,40 @@ WORLDS = [
 WORLD_IDS = ["decoder on 8", "encoder on 6", "decoder on 4, tight"]
 
 
-def fitting(asked: Question, pins: Pins) -> tuple[int, list[tuple[float, Layout]]]:
-    """Every legal layout that fits with its step time, one row at a time; and how many are legal."""
-    found, legal = [], 0
-    for table in candidate_tables(asked, pins, trainer_choices(asked)):
+@cache
+def fitting(world: int, **pinned: Any) -> tuple[int, list[tuple[float, Layout]], list[bool]]:
+    """Every legal layout that fits with its step time, in flat tables; how many are legal; and of each one
+    whether a trainer that is LIMITED can cost, but not run it."""
+    asked = WORLDS[world]
+    found, elsewhere, legal = [], [], 0
+    for table in candidate_tables(asked, Pins(**pinned), trainer_choices(asked)):
         standing = table.take(sieve(asked, table).runnable)
         legal += len(standing)
-        if not len(standing):
-            continue
-        times = time_estimates(asked, standing, [asked] * len(standing), played=False)
-        for row, (memory, step) in enumerate(zip(memory_estimates(asked, standing), times, strict=True)):
-            if memory.peak_bytes <= memory.limit_bytes:
-                found.append((step.step_time_s, standing.row(row)))
-    return legal, found
+        if len(standing):
+            fits = np.flatnonzero(memory_table(asked, standing, every_stage=True).fits)
+            seconds = time_table(asked, standing).step_time_s
+            found += [(float(seconds[row]), standing.row(int(row))) for row in fits]
+            judged = sieve(limited(asked), standing)
+            elsewhere += [bool(cell) for cell in (judged.costable & ~judged.runnable)[fits]]
+    return legal, found, elsewhere
+
+
+LIMITED: dict[str, Any] = {
+    "recompute": ("none",),
+    "schedules": ("none", "1f1b"),
+    "zero_stages": (0, 3),
+    "attention": ("none", "ring"),
+    "hybrid_sharding": False,
+    "partial_recompute": False,
+    "ulysses": False,
+}
+"""A trainer that lacks much: what it cannot run is searched by bounds."""
+
+
+def limited(asked: Question) -> Question:
+    trainer = asked.implementation
+    lacks = trainer.model_copy(update={"capabilities": trainer.capabilities.model_copy(update=LIMITED)})
+    return asked.model_copy(update={"implementation": lacks})
 
 
 def searched_s(asked: Question, layout: Layout) -> float:
@@ -102,7 +124,7 @@ def test_the_grids_give_the_numbers_of_one_layout_at_a_time(asked: Question) -> 
             continue
         memory, times = peak_memory(asked, grid.table, shared), time_table(asked, grid.table)
         seconds = np.broadcast_to(times.step_time_s, grid.table.shape)
-        for cell in random.choice(np.flatnonzero(legal), 8):
+        for cell in random.choice(np.flatnonzero(legal), 4):
             layout = grid.table.flat([cell]).row(0)
             one = score(asked, layout)
             assert one.memory is not None
@@ -152,13 +174,19 @@ def family(layout: Layout) -> Any:
     return layout.model_copy(update={"recompute": "none", "recompute_layers": None})
 
 
-@pytest.mark.parametrize("asked", WORLDS, ids=WORLD_IDS)
-@pytest.mark.parametrize("pinned", [{}, {"recompute": "full"}, {"tp": 1}], ids=["free", "full", "tp 1"])
-def test_the_leaders_are_those_of_a_loop_over_every_candidate(
-    asked: Question, pinned: dict[str, Any]
-) -> None:
-    pins, top = Pins(**pinned), 12
-    legal, found = fitting(asked, pins)
+PINNED: list[tuple[int, dict[str, Any]]] = [
+    (0, {}),
+    (1, {}),
+    (2, {}),
+    (2, {"recompute": "full"}),
+    (1, {"tp": 1}),
+]
+
+
+@pytest.mark.parametrize(("world", "pinned"), PINNED, ids=[f"{WORLD_IDS[at]} {pins}" for at, pins in PINNED])
+def test_the_leaders_are_those_of_a_loop_over_every_candidate(world: int, pinned: dict[str, Any]) -> None:
+    asked, pins, top = WORLDS[world], Pins(**pinned), 12
+    legal, found, _ = fitting(world, **pinned)
     answer = scan(asked, pins, trainer_choices(asked), top)
     assert (answer.legal, answer.fitting) == (legal, len(found))
     assert 0 < len(found) < legal  # memory decides something
@@ -182,49 +210,34 @@ def test_the_leaders_are_those_of_a_loop_over_every_candidate(
     assert not any(dominated(layout, fits) for layout in answer.best)
 
 
-LIMITED: dict[str, Any] = {
-    "recompute": ("none",),
-    "schedules": ("none", "1f1b"),
-    "zero_stages": (0, 3),
-    "attention": ("none", "ring"),
-}
-"""A trainer that lacks much: what it cannot run is searched by bounds."""
-
-
-@pytest.mark.parametrize("asked", WORLDS, ids=WORLD_IDS)
-@pytest.mark.parametrize("factor", [0.9, 1.0, 1.5], ids=["near the best", "the pick", "far"])
-def test_what_beats_the_pick_elsewhere_is_found_by_bounds(asked: Question, factor: float) -> None:
-    """Against every candidate of every trainer, costed one row at a time."""
-    trainer = asked.implementation
-    lacks = {**LIMITED, "hybrid_sharding": False, "partial_recompute": False, "ulysses": False}
-    limited = trainer.model_copy(update={"capabilities": trainer.capabilities.model_copy(update=lacks)})
-    question_ = asked.model_copy(update={"implementation": limited})
+@pytest.mark.parametrize("world", range(len(WORLDS)), ids=WORLD_IDS)
+def test_what_beats_the_pick_elsewhere_is_found_by_bounds(world: int) -> None:
+    """Against every candidate of every trainer, for limits near the best, at the pick and far from it."""
+    question_, top = limited(WORLDS[world]), 8
     pick = scan(question_, Pins(), trainer_choices(question_), top=1).best[0]
-    limit_s, top = searched_s(question_, pick) * factor, 8
-    judged = [(each, verdict(question_, each[1])) for each in fitting(asked, Pins())[1]]
-    found = [each for each, about in judged if about.costable and not about.runnable]
+    _, every, elsewhere = fitting(world)
+    found = [each for each, other in zip(every, elsewhere, strict=True) if other]
     fits: dict[Any, list[tuple[int, str]]] = {}
     for _, layout in found:
         fits.setdefault(family(layout), []).append(recomputation(layout))
-    faster = [
-        (seconds, layout)
-        for seconds, layout in sorted(found, key=lambda each: each[0])
-        if seconds < limit_s * (1 - LEAST_GAIN) and not dominated(layout, fits)
-        if layout.schedule != "gpipe"
-    ]
-    wanted = [seconds for seconds, _ in without_twins(faster)[:top]]
-    answer = faster_elsewhere(question_, Pins(), limit_s, top)
-    times = [searched_s(question_, layout) for layout in answer]
-    assert times == pytest.approx(wanted, rel=1e-5)
-    assert wanted or factor <= 1
-    assert not any(verdict(question_, layout).runnable for layout in answer)
+    for factor in (0.9, 1.0, 1.5):
+        limit_s = searched_s(question_, pick) * factor
+        faster = [
+            (seconds, layout)
+            for seconds, layout in sorted(found, key=lambda each: each[0])
+            if seconds < limit_s * (1 - LEAST_GAIN) and not dominated(layout, fits)
+            if layout.schedule != "gpipe"
+        ]
+        wanted = [seconds for seconds, _ in without_twins(faster)[:top]]
+        answer = faster_elsewhere(question_, Pins(), limit_s, top)
+        times = [searched_s(question_, layout) for layout in answer]
+        assert times == pytest.approx(wanted, rel=1e-5)
+        assert wanted or factor <= 1
+        assert not any(verdict(question_, layout).runnable for layout in answer)
 
 
 def test_the_pick_is_runnable_and_what_beats_it_stands_apart() -> None:
-    asked = WORLDS[0]
-    trainer = asked.implementation
-    limited = trainer.model_copy(update={"capabilities": trainer.capabilities.model_copy(update=LIMITED)})
-    answer = suggest(asked.model_copy(update={"implementation": limited}), top=3)
+    answer = suggest(limited(WORLDS[0]), top=3)
     assert answer.pick is not None
     assert answer.pick.runnable
     assert answer.pick.time is not None
