@@ -26,7 +26,12 @@ GIB = 2**30
 REQUIRED: dict[str, list[tuple[str, float | None, float]]] = {
     "vtrain": [("median_time_error", None, 0.08)],
     "narayanan": [("median_time_error", None, 0.08), ("worst_time_error", None, 0.11)],
-    "nvidia-performance": [("median_time_error", None, 0.15), ("time_share_within", 0.15, 0.95)],
+    "nvidia-performance": [
+        ("median_time_error", None, 0.15),
+        ("time_share_within", 0.15, 0.95),
+        # Nemotron 340B, three rows of 49, is predicted 10 % over: what it recomputed is not said.
+        ("finished_over_limit_share", None, 0.07),
+    ],
     "ring-self-attention": [
         ("worst_time_error", None, 0.1),
         ("worst_error", None, 0.02),
