@@ -277,3 +277,18 @@ def test_the_nearest_degree_is_given_with_a_layout() -> None:
     answer = suggest(ask("llama-33b", "dgx-h100", 8, seq_len=4096, batch=64), Pins(tp=8))
     (near,) = [text for text in answer.would_fit if text.startswith("With --tp 4")]
     assert "the nearest to --tp 8 that works: dp2,pp1,tp4,sp1" in near
+
+
+@pytest.mark.parametrize(
+    ("where", "hop", "collective"),
+    [
+        ("mi300x-8", 0.7 * 64e9, 0.7 * 448e9),  # one of seven links joins a pair
+        ("v100-4gpu", 0.8 * 50e9, 0.8 * 150e9),  # two of six
+        ("dgx-h100", 0.77 * 450e9, 0.77 * 450e9),  # a switch
+    ],
+)
+def test_without_a_switch_a_hop_has_one_pairs_links(where: str, hop: float, collective: float) -> None:
+    asked = ask("bert-base", where, 4, seq_len=512, batch=8, precision="fp16")
+    found = {each.axis: each.bytes_per_s for each in placements(asked, layout(asked, sp=2, tp=2))}
+    assert found["sp"] == pytest.approx(hop, rel=0.01)
+    assert found["tp"] == pytest.approx(collective)

@@ -20,6 +20,7 @@ LINK_RATES: dict[str, float] = {
     "nvlink1": 4 * 20 * GB,
     "nvlink2-pair": 2 * 25 * GB,
     "nvlink-bridge": 300 * GB,
+    "nvlink3-mesh": 12 * 25 * GB,
     "nvlink3-a800": 8 * 25 * GB,
     "nvlink4-h800": 8 * 25 * GB,
     "pcie3x16": 15.75 * GB,
@@ -57,7 +58,7 @@ CLUSTERS: dict[str, tuple[str, int, int, str, str]] = {
     "t4-4": ("t4", 4, 1, "pcie3x16", "ethernet-50g"),
     "a10g-8": ("a10g", 8, 1, "pcie4x16-host", "ethernet-100g"),
     "p4d-a100": ("a100-40", 8, 4, "nvlink3", "efa-100"),
-    "perlmutter": ("a100-40", 4, 4, "nvlink3", "slingshot-11"),
+    "perlmutter": ("a100-40", 4, 4, "nvlink3-mesh", "slingshot-11"),
     "summit": ("v100-16", 6, 2, "nvlink2-pair", "ib-edr"),
     "h800-8": ("h100-sxm", 8, 8, "nvlink4-h800", "ib-ndr"),
     "a800-8": ("a100-80", 8, 8, "nvlink3-a800", "ib-hdr"),
@@ -85,3 +86,22 @@ def test_every_link_is_in_a_cluster_or_can_be_named_in_a_file() -> None:
     for name in profile_names(LINKS):
         data = {**read_profile("hardware/clusters", "dgx-a100"), "inter_node": name}
         assert cluster_from(data, "test").inter_node.name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "links", "joins"),
+    [
+        ("nvlink1", 4, 1),
+        ("nvlink2", 6, 2),
+        ("nvlink3-mesh", 12, 4),
+        ("xgmi-mi300x", 7, 1),
+        ("nvlink4", 18, 18),
+    ],
+)
+def test_a_pair_has_only_the_links_that_join_it(name: str, links: int, joins: int) -> None:
+    """Without a switch a ring uses all links of a GPU, a transfer to one neighbour those between the two."""
+    link = cluster_from(
+        {**read_profile("hardware/clusters", "dgx-a100"), "intra_node": name}, "test"
+    ).intra_node
+    assert link.slowdown("neighbour") == pytest.approx(links / joins, rel=0.01)
+    assert link.slowdown("all_gather") == 1.0
