@@ -22,6 +22,9 @@ FASTEST_DEVICE_LINK = 1.8e12
 LONG_LATENCY_S = 1e-3
 """More than hosts of one site take; between sites training is not what this plans."""
 
+MOST_PORTS_A_GPU = 4
+"""AWS p5.48xlarge: 32 network interfaces for 8 GPUs (AWS EC2 P5 instances, 2023)."""
+
 SAME = 0.03
 """Relative difference up to which a ratio is taken for 2 or 8: 31.5 and 32 GB/s are both PCIe 4."""
 
@@ -36,6 +39,11 @@ def link_doubts(cluster: ClusterSpec) -> list[str]:
         doubts.append(
             f"one port of inter_node ({_rate(between)}) is faster than intra_node is for one GPU "
             f"({_rate(inside)}): are the two swapped, or is one of them in bits?"
+        )
+    if cluster.nics_per_node > MOST_PORTS_A_GPU * cluster.gpus_per_node:
+        doubts.append(
+            f"nics_per_node = {cluster.nics_per_node} for {cluster.gpus_per_node} GPUs a node: it counts the "
+            "ports of one node."
         )
     return doubts
 

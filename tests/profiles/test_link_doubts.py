@@ -30,6 +30,7 @@ def written(tmp_path: Path, keys: str) -> list[str]:
         ("intra_node: {base: nvlink4, bytes_per_s: 900 GB/s}", "is twice what nvlink4 makes one way"),
         ("intra_node: {base: pcie4x16, bytes_per_s: 64 GB/s}", "is twice what pcie4x16 makes one way"),
         ("intra_node: ib-ndr\ninter_node: nvlink4", "are the two swapped"),
+        ("nics_per_node: 64", "it counts the ports of one node"),
         ("inter_node: {base: ib-ndr, latency_s: 5 ms}", "hosts of one site take 1 to 100 us"),
     ],
 )
@@ -46,6 +47,7 @@ def test_another_unit_is_asked_about(tmp_path: Path, keys: str, says: str) -> No
         "inter_node: {base: ib-hdr, bytes_per_s: 400 Gb/s}",  # a faster port of the same kind
         "inter_node: {base: ib-ndr, bytes_per_s: 200 Gb/s}",  # half a port
         "inter_node: ib-xdr",
+        "nics_per_node: 32\ninter_node: efa-100",
         "gpus_per_node: 4\ninter_node: nvlink4\nnics_per_node: 4",  # NVLink between the trays of a rack
     ],
 )
