@@ -2,7 +2,7 @@
 #   make demo         plan a small model for this machine, train it 20 steps on 4 processes, planned beside measured
 #   make test         all tests
 #   make check        format, lint, types, architecture, then all tests (once, also in `make check test`)
-#   make grid         the whole grid of estimates against simulations (tests take every sixth point)
+#   make grid         the whole grid of estimates against simulations (tests take the cheapest points)
 #   make accuracy     calibrates, then plans and times eight layouts on 4 local ranks (a benchmark, 5 minutes)
 #   make wheel-check  the built wheel in a clean environment, used from another folder
 #   make clean        what the other targets made

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from seqplan.__main__ import main
 from seqplan.planner import verification
 from seqplan.planner.results import MEMORY_KINDS
 from tests.command_line import TINY, Seqplan, refusal, runner
@@ -19,13 +21,20 @@ def seqplan(capsys: pytest.CaptureFixture[str]) -> Seqplan:
     return runner(capsys)
 
 
-@pytest.fixture
-def plan_file(seqplan: Seqplan, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def written_plan(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of two stages that differ, on two sp ranks each."""
-    path = tmp_path / "plan.yaml"
+    path = tmp_path_factory.mktemp("plan") / "plan.yaml"
     pins = ("--pp", "2", "--sp", "2", "--zero-stage", "0", "--attention", "ring")
-    done = seqplan("suggest", *TINY, *pins, "-o", str(path))
-    assert done.status == 0, done.err
+    assert main(["suggest", *TINY, *pins, "-o", str(path)]) == 0
+    return path.read_text()
+
+
+@pytest.fixture
+def plan_file(written_plan: str, tmp_path: Path) -> Path:
+    """The plan, in a file of each test's own."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(written_plan)
     return path
 
 
@@ -88,18 +97,60 @@ def test_suggest_verifies_its_pick(seqplan: Seqplan) -> None:
     assert "The pick, simulated" in seqplan("suggest", *TINY, "--verify").out
 
 
+COMMANDS: tuple[tuple[str, ...], ...] = (("verify",), ("run", "--steps", "1", "--data", __file__))
+"""Both read a plan, and refuse the same ones in the same words before torch is loaded."""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=("verify", "run"))
 @pytest.mark.parametrize(
     ("place", "value", "text"),
     [
         ("layout.tp", 3, "tp"),
+        ("layout.sp", 4, "dp=1 x pp=2 x tp=1 x sp=4 needs 8 GPUs, not 4"),
+        ("layout.stage_layers", [1, 2], "stage_layers"),
         ("layout.zero_stage", 1, "seqplan has no zero_stage=1; use 0, 2 or 3."),
+        ("layout.schedul", "1f1b", "layout.schedul"),
         ("schema", "seqplan/2", "written by a newer seqplan (schema seqplan/2; this one reads seqplan/1)."),
+        ("schema", "seqplan/0", "schema is 'seqplan/0', not seqplan/1. Make the plan again: suggest -o."),
+        ("schema", None, "not a plan. A plan begins with schema: seqplan/1."),
         ("model.position", "alibi", "seqplan cannot train tiny: it does not have "),
-        ("implementation", "nanotron", "only seqplan's own trainer can be simulated."),
+        ("model.sliding_window", 64, "seqplan cannot train tiny: it does not have "),
+        ("train.seq_len", "long", "train.seq_len"),
     ],
 )
-def test_a_bad_plan_is_one_line(seqplan: Seqplan, plan_file: Path, place: str, value: Any, text: str) -> None:
-    assert text in refusal(seqplan("verify", str(edited(plan_file, place, value))))
+def test_a_bad_plan_is_one_line(
+    seqplan: Seqplan, plan_file: Path, command: tuple[str, ...], place: str, value: Any, text: str
+) -> None:
+    assert text in refusal(seqplan(*command, str(edited(plan_file, place, value))))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=("verify", "run"))
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda text: text[: len(text) // 2], "plan.yaml"),
+        (lambda text: text.replace("layout:", "layout: [", 1), "plan.yaml"),
+        (lambda text: "- 1\n- 2\n", "plan.yaml"),
+        (lambda text: "", "plan.yaml"),
+        (lambda text: text.replace("gpus: 4", "gpus: !!python/object:os.system 4", 1), "plan.yaml"),
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    seqplan: Seqplan, plan_file: Path, command: tuple[str, ...], damage: Callable[[str], str], text: str
+) -> None:
+    plan_file.write_text(damage(plan_file.read_text()))
+    assert text in refusal(seqplan(*command, str(plan_file)))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=("verify", "run"))
+def test_a_missing_file_is_one_line(seqplan: Seqplan, tmp_path: Path, command: tuple[str, ...]) -> None:
+    missing = tmp_path / "no-plan.yaml"
+    assert refusal(seqplan(*command, str(missing))) == f"seqplan: {missing}: no such file."
+
+
+def test_only_our_trainer_is_simulated(seqplan: Seqplan, plan_file: Path) -> None:
+    done = seqplan("verify", str(edited(plan_file, "implementation", "nanotron")))
+    assert "only seqplan's own trainer can be simulated." in refusal(done)
 
 
 def test_a_plan_of_another_trainer_is_refused(seqplan: Seqplan) -> None:
