@@ -107,3 +107,16 @@ def test_a_bad_order_of_the_mesh_is_seen_and_is_slower(seqplan: Seqplan) -> None
     assert "over 2 nodes" in over
     assert bad["time"]["by_kind"]["tp"] > 2 * usual["time"]["by_kind"]["tp"]
     assert bad["time"]["step_time_s"] > usual["time"]["step_time_s"]
+
+
+def test_where_the_groups_lie_is_shown_and_in_the_json(seqplan: Seqplan, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("base: dgx-h100\nnum_nodes: 2\ninter_node: {base: ib-ndr, bytes_per_s: 400 GB/s}\n")
+    sizes = ["--cluster", str(path), "--seq-len", "8192", "--global-batch-size", "16"]
+    typed = ["explain", "llama3-8b", *sizes, "--layout", "dp2,tp8,zero_stage=0,micro_batch_size=1"]
+    answer = json.loads(seqplan(*typed, "--json").out)
+    assert [line.partition("=")[0] for line in answer["placement"]] == ["tp", "gradients over dp x sp"]
+    assert any("fastest network ports" in text for text in answer["warnings"])
+    words = " ".join(seqplan(*typed).out.split())
+    assert "Where the groups lie - tp=8: inside a node, 346 GB/s a rank (nvlink4)" in words
+    assert "gradients over dp x sp=2: over 2 nodes, 1 rank of it on each; 8 groups share" in words
