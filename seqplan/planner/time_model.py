@@ -112,11 +112,13 @@ def time_table(question: Question, table: LayoutTable, played: bool = False) -> 
         whole = played_s(table, in_order, overlap)
     else:
         chunks, passes = table.num_virtual_stages, [stage.passes for stage in in_order]
+        heaviest = [stage.heaviest_chunk_s(chunks) for stage in in_order] if chunks > 1 else []
         whole = pipeline_s(
-            table.schedule, chunks, microbatches, passes, stages[0].hidden_hop, steps_overlap=overlap
+            table.schedule, chunks, microbatches, passes, stages[0].hidden_hop, overlap, heaviest
         )
     if clock.device.core_share < 1.0:
-        whole = on_shared_cores_s(whole, microbatches * all_stages / table.pp, clock.device.core_share)
+        mean = all_stages / table.pp
+        whole = on_shared_cores_s(whole, mean, clock.device.core_share, table.pp, microbatches)
         # Then the slowest stage has more than its share too.
         faster = np.minimum(whole / (microbatches * longest), 1.0)
         by_kind = {kind: seconds * faster for kind, seconds in by_kind.items()}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
+from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.schedule import Compute, one_f_one_b
 from seqplan.planner.schedule_orders import SPLIT_BACKWARD
+from seqplan.planner.time_model import time_table
 from seqplan.planner.timing.event_simulation import StageDurations, makespan_s, play
 from seqplan.planner.timing.pipeline_program import EXCHANGE, KINDS
 from seqplan.planner.timing.pipeline_time import pipeline_s
+from tests.planner.formula_cases import layout, our_trainer
+from tests.planner.samples import cluster, decoder, question
 
 AGREEMENT = 0.02
 """Relative: how far the closed form may be from the simulation."""
@@ -228,3 +233,40 @@ def test_embedding_and_head_lie_on_the_chunks_at_the_ends() -> None:
     first, last = of.of_chunk(0, 2), of.of_chunk(1, 2)
     assert (first["forward"], first["backward"]) == (1.5, 2.75)
     assert (last["forward"], last["backward"]) == (1.5, 3.25)
+
+
+WHOLE_STEPS: list[dict[str, Any]] = [
+    {"schedule": name, **more}
+    for name in ("1f1b", "gpipe", *SPLIT_BACKWARD)
+    for more in ({}, {"stage_layers": (5, 6, 7, 6)}, {"recompute": "full", "stage_layers": (7, 6, 6, 5)})
+]
+WHOLE_STEPS += [
+    {"schedule": "interleaved", "num_virtual_stages": chunks, "stage_layers": layers}
+    for chunks, layers in ((2, (6, 6, 6, 6)), (3, (6, 6, 6, 6)), (2, (8, 6, 6, 4)))
+]
+
+
+LOPSIDED_STEPS = [("zbv", (5, 6, 7, 6)), ("zbv", (7, 6, 6, 5)), ("interleaved", (8, 6, 6, 4))]
+"""The head, 2.6 layers here, lies on one chunk of two: closed forms know stages, the simulation chunks."""
+LOPSIDED = 0.06
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["sends waited for", "sends hidden"])
+@pytest.mark.parametrize("fields", WHOLE_STEPS, ids=lambda fields: "-".join(map(str, fields.values())))
+def test_whole_steps_agree(fields: dict[str, Any], hidden: bool) -> None:
+    """As the search and as one layout is timed: embedding and head on the ends, sends over the network."""
+    trainer = our_trainer()
+    costs = trainer.time.model_copy(update={"transfers_overlap": hidden, "steps_overlap": hidden})
+    asked = question(
+        decoder(num_layers=24, vocab_size=128 * 1000),
+        8,
+        global_batch_size=64,
+        where=cluster(gpus_per_node=2, num_nodes=8),
+        implementation=trainer.model_copy(update={"time": costs}),
+    )
+    for micro_batch_size in (1, 2, 4):  # 32, 16 and 8 micro-batches
+        chosen = layout(asked, pp=4, dp=2, zero_stage=2, micro_batch_size=micro_batch_size, **fields)
+        table = from_layout(chosen, asked.train)
+        searched, shown = time_table(asked, table), time_table(asked, table, played=True)
+        bound = LOPSIDED if (fields["schedule"], fields.get("stage_layers")) in LOPSIDED_STEPS else AGREEMENT
+        assert float(searched.step_time_s[0]) == pytest.approx(float(shown.step_time_s[0]), rel=bound)

@@ -19,9 +19,10 @@ from seqplan.planner.question import Question
 from seqplan.planner.results import PlayedLeaders
 from seqplan.planner.time_model import time_table
 
-REACH = 1.05
-"""A leader slower than so many times the last one that is shown cannot come before it, closed form and
-simulation being within 2 % of one another (test_event_simulation.py); it is not played."""
+REACH = 1.08
+"""A leader slower than so many times the last one that is shown hardly comes before it, and is not played:
+closed form and simulation are within 2 % of one another, and within 6 % where the head lies on one chunk of a
+stage that is short for it (test_event_simulation.py)."""
 
 WORTH_TELLING = 0.001
 """A relative difference below this is none."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,13 @@ def pipeline_s(
     stages: Sequence[Passes],
     transfer_s: Any = 0.0,
     steps_overlap: bool = False,
+    heaviest_s: Sequence[Any] = (),
 ) -> Floats:
     """The whole step; `stages` has the passes of each stage, one object a kind of stage.
 
     `transfer_s`: a hop between stages that computation hides, so that it costs only while the pipe fills.
     `steps_overlap`: a stage begins its next step when its own part of this one is done.
+    `heaviest_s`: of each stage a micro-batch's seconds in the chunk that takes longest, if chunks differ.
     """
     alike = [list(run) for _, run in itertools.groupby(stages, key=id)]
     parts = 3 if schedule in SPLIT_BACKWARD else 2
@@ -62,6 +65,11 @@ def pipeline_s(
             waiting = _v_shaped(place, microbatches, stages, earlier, whole, steps_overlap)
         else:
             waiting = _unsplit(schedule, chunks, place, microbatches, stages, earlier, whole)
+            if heaviest_s and schedule == "interleaved":
+                # A round of another stage's heaviest chunk, once: later rounds catch up in its light ones.
+                others = [each for at, each in enumerate(heaviest_s) if stages[at] is not passes]
+                more = reduce(np.maximum, others, 0.0) - (passes[0] + passes[1]) / chunks
+                waiting = waiting + np.minimum(microbatches, len(stages)) * np.maximum(more, 0.0)
         longest = np.maximum(longest, microbatches * (passes[0] + passes[1]) + waiting)
         earlier = [sofar + passes[part] for part, sofar in enumerate(earlier)]
     filling = 2.0 * (len(stages) - 1 + (chunks - 1) * len(stages)) * transfer_s

@@ -52,6 +52,12 @@ class StageTime:
         """Forward, backward, and the part of the backward that makes weight gradients."""
         return self.forward, self.total - self.forward, self.weight
 
+    def heaviest_chunk_s(self, chunks: int) -> Any:
+        """Forward and backward of the chunk that takes longest: that with the head, or with most layers."""
+        ends = sum(self.embedding_s) + sum(self.head_s)
+        part = max(self.chunk_layers) / sum(self.chunk_layers) if self.chunk_layers else 1.0 / chunks
+        return (self.total - ends) * part + sum(self.head_s)
+
     def durations(self, schedule: str) -> StageDurations:
         """As event_simulation.py takes them: where it plays the exchanges, without their time."""
         forward, backward, weight = self.passes
