@@ -104,8 +104,8 @@ def kept_bytes(function: Callable[[], Tensor], known: list[Tensor]) -> int:
 def test_norms_keep_what_the_kernels_of_the_device_do() -> None:
     """CUDA: one float32 a row for RMSNorm, two for LayerNorm, whatever the dtype.
 
-    CPU, bfloat16 (torch's own functions, run here): float32 forms of the input for RMSNorm, two bfloat16 a row
-    for LayerNorm.
+    CPU, bfloat16 (torch's own functions, run here): float32 forms of the input for RMSNorm, two bfloat16
+    a row for LayerNorm.
     """
     x = torch.randn(ROWS, SIZE, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.ones(SIZE, dtype=torch.bfloat16, requires_grad=True)
