@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqplan.planner.choosing import beyond_trainer
 from seqplan.planner.choosing.beyond_trainer import LEAST_GAIN, faster_elsewhere
 from seqplan.planner.choosing.layout_grid import Grid, candidate_grids, candidate_tables
 from seqplan.planner.choosing.layout_table import from_layout
@@ -211,7 +212,9 @@ def test_the_leaders_are_those_of_a_loop_over_every_candidate(world: int, pinned
 
 
 @pytest.mark.parametrize("world", range(len(WORLDS)), ids=WORLD_IDS)
-def test_what_beats_the_pick_elsewhere_is_found_by_bounds(world: int) -> None:
+def test_what_beats_the_pick_elsewhere_is_found_by_bounds(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Against every candidate of every trainer, for limits near the best, at the pick and far from it."""
     question_, top = limited(WORLDS[world]), 8
     pick = scan(question_, Pins(), trainer_choices(question_), top=1).best[0]
@@ -220,7 +223,8 @@ def test_what_beats_the_pick_elsewhere_is_found_by_bounds(world: int) -> None:
     fits: dict[Any, list[tuple[int, str]]] = {}
     for _, layout in found:
         fits.setdefault(family(layout), []).append(recomputation(layout))
-    for factor in (0.9, 1.0, 1.5):
+    for factor, between in ((0.9, 1), (1.0, 2), (1.0, 8), (1.5, 1)):
+        monkeypatch.setattr(beyond_trainer, "BETWEEN", between)
         limit_s = searched_s(question_, pick) * factor
         faster = [
             (seconds, layout)

@@ -6,7 +6,8 @@ answer as without bounds):
 1. a row (degrees, batch, attention) in any split of the layers, without recomputation, dp and optimizer, with
    the least time to fill its pipeline (bounds.py);
 2. the row with each sharding in each split and schedule, still without recomputation, which only costs time;
-3. what is still faster is costed in full, memory first.
+3. whether a cell fits at all, and its time with no more recomputed than that takes, found in large steps;
+4. what is still there is costed in full, memory first.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.rules.legality import RULES, sieve
 from seqplan.planner.time_model import time_table
+
+BETWEEN = 8
+"""Numbers of recomputed layers that step 3 tries of each mode."""
 
 LEAST_GAIN = 0.005
 """A layout less than so much faster than the pick is not worth another trainer."""
@@ -89,11 +93,30 @@ class _Beyond:
         if not len(shardings):
             return
         splits, fast = [part.of_shardings(shardings) for part in splits], fast[shardings]
+        fast &= self._in_time(splits, np.flatnonzero(fast.any(axis=0)))
         for chosen in row_chunks(splits[0].table, np.flatnonzero(fast.any(axis=0))):
             self._in_full([part.take(chosen) for part in splits], fast[:, chosen])
 
+    def _in_time(self, splits: list[Grid], rows: Ints) -> Bools:
+        """Step 3: which cells [sharding, row] of some rows fit, and are fast with the least recomputation."""
+        first = splits[0].table
+        places = _some_recomputed(first, [part.table.stage_layers for part in splits])
+        modes, layers = first.recompute[places], first.recompute_layers[places]
+        found = np.zeros(splits[0].weight.shape, dtype=np.bool_)
+        small = [replace(p, table=replace(p.table, recompute=modes, recompute_layers=layers)) for p in splits]
+        for chosen in row_chunks(small[0].table, rows):
+            shared = StageMemories(self.question, small[0].table.take(chosen))
+            for part in (each.take(chosen) for each in small):
+                fits = peak_memory(self.question, part.table, shared).fits
+                table, possible = least_recomputed(part.table, fits)
+                timed = replace(part, table=table).in_orders(np.ones(len(table), dtype=np.bool_))[0]
+                seconds = time_table(self.question, timed).step_time_s
+                fast = (np.broadcast_to(seconds, timed.shape) < self.leaders.worst_s) & possible
+                found[:, chosen] |= fast.reshape(-1, *fast.shape[-2:]).any(axis=0)
+        return found
+
     def _in_full(self, splits: list[Grid], fast: Bools) -> None:
-        """Step 3."""
+        """Step 4."""
         table = splits[0].table
         sieved, shared = sieve(self.question, table), StageMemories(self.question, table)
         standing = np.broadcast_to(sieved.costable & ~sieved.runnable & fast, table.shape)
@@ -103,6 +126,39 @@ class _Beyond:
             fits = standing & peak_memory(self.question, part.table, shared).fits
             if fits.any():
                 lead(self.question, self.leaders, part, fits)
+
+
+def _some_recomputed(table: LayoutTable, splits: list[tuple[int, ...]]) -> Ints:
+    """Places of no recomputation, and of each mode some numbers of layers between the fewest and the most.
+
+    Every layer recomputed saves memory, but the last one of a stage: then the backward begins with it. So the
+    numbers at which memory can be least are among them.
+    """
+    ends = {layers - less for split in splits for layers in split for less in (0, 1)}
+    modes, layers = table.recompute[:, 0, 0], table.recompute_layers[:, 0, 0]
+    found = []
+    for mode in np.unique(modes):
+        own = np.flatnonzero(modes == mode)
+        between = own[:: max(len(own) // BETWEEN, 1)]
+        found.append(np.union1d(own[np.isin(layers[own], list(ends))], between))
+    return np.concatenate(found)
+
+
+def least_recomputed(table: LayoutTable, fits: Bools) -> tuple[LayoutTable, Bools]:
+    """Of each mode no more layers than it takes to fit, as a grid [mode, sharding, row]; and what can fit.
+
+    Below a number that does not fit, and that leaves each stage a layer, none does.
+    """
+    modes, layers = table.recompute[:, 0, 0], table.recompute_layers[:, 0, 0]
+    kept = np.unique(modes)
+    least, possible = [], []
+    for mode in kept:
+        own = modes == mode
+        below = np.where(layers[own] < min(table.stage_layers), layers[own], 0)[:, None, None]
+        least.append(np.max(np.where(fits[own], 0, below), axis=0) + int(mode > 0))
+        possible.append(fits[own].any(axis=0))
+    lighter = replace(table, recompute=kept[:, None, None], recompute_layers=np.stack(least))
+    return lighter, np.stack(possible)
 
 
 def _breaks(question: Question, table: LayoutTable, about_stages: bool) -> Bools:

@@ -31,8 +31,8 @@ from seqplan.planner.time_model import time_table
 
 GIB = 2**30
 
-CHUNK_CELLS = 1 << 18
-"""Cells of a grid that are costed together: 1 MiB a column, so that a few columns stay in a cache."""
+CHUNK_CELLS = 1 << 17
+"""Cells of a grid that are costed together: 1 MiB a column, so that a few columns stay in the cache."""
 
 
 @dataclass
