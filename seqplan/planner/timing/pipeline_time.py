@@ -66,10 +66,12 @@ def pipeline_s(
         else:
             waiting = _unsplit(schedule, chunks, place, microbatches, stages, earlier, whole)
             if heaviest_s and schedule == "interleaved":
-                # A round of another stage's heaviest chunk, once: later rounds catch up in its light ones.
+                # A round of another stage's heaviest chunk, once: later ones catch up in its light ones.
+                # With less than two rounds, of half of the micro-batches.
                 others = [each for at, each in enumerate(heaviest_s) if stages[at] is not passes]
                 more = reduce(np.maximum, others, 0.0) - (passes[0] + passes[1]) / chunks
-                waiting = waiting + np.minimum(microbatches, len(stages)) * np.maximum(more, 0.0)
+                times = np.minimum(microbatches // 2, len(stages))
+                waiting = waiting + times * np.maximum(more, 0.0)
         longest = np.maximum(longest, microbatches * (passes[0] + passes[1]) + waiting)
         earlier = [sofar + passes[part] for part, sofar in enumerate(earlier)]
     filling = 2.0 * (len(stages) - 1 + (chunks - 1) * len(stages)) * transfer_s
