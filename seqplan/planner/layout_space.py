@@ -41,6 +41,8 @@ class Choices:
     """States sharded over fewer ranks than dp x sp."""
     ulysses: bool = False
     """Heads split over sp, or over neighbours in sp with a ring over the rest."""
+    uneven_splits: bool = True
+    """More splits of the layers than the even one, if the trainer has them."""
 
 
 def trainer_choices(question: Question) -> Choices:
@@ -129,8 +131,8 @@ def stage_splits(question: Question, pp: int, pins: Pins) -> list[tuple[int, ...
 
     The last stage has its even share, or less by what the head's matmul takes of the time, or half of that.
     What the others have left over goes to the first of them, so that a slow stage starts at once and is
-    waited for least, or to later ones, which keep fewer micro-batches in memory (test_stage_splits.py:
-    against every split of a small model).
+    waited for least; the even split gives it to later ones, which keep fewer micro-batches in memory
+    (test_stage_splits.py: against every split of a small model).
     """
     if pins.stage_layers is not None:
         return [pins.stage_layers]
@@ -146,9 +148,7 @@ def stage_splits(question: Question, pp: int, pins: Pins) -> list[tuple[int, ...
     for last in (even[-1], math.ceil(balanced), (even[-1] + lowest) // 2, lowest):
         if lowest <= last <= model.num_layers - (pp - 1):
             share, left_over = divmod(model.num_layers - last, pp - 1)
-            more, same = [share + 1] * left_over, [share] * (pp - 1 - left_over)
-            found[(*more, *same, last)] = None
-            found[(*same, *more, last)] = None
+            found[(*[share + 1] * left_over, *[share] * (pp - 1 - left_over), last)] = None
     return list(found)
 
 
@@ -183,6 +183,7 @@ def pipelines(
 ) -> Iterator[tuple[str, int, tuple[int, ...]]]:
     """(schedule, num_virtual_stages, layers of each stage), the even split first."""
     even, *others = stage_splits(question, pp, pins)
+    others = others if has.uneven_splits else []
     for layers in (even, *others):
         for schedule, chunks in schedules(question, pp, layers, pins, has):
             # In a V the first stage has the head, so that what suits the last stage suits the first.

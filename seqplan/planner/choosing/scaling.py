@@ -6,6 +6,8 @@ them. The same question is answered for half of the devices, and the two steps a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from seqplan.planner.choosing.scan import scan
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout_space import check_pins, trainer_choices
@@ -30,7 +32,7 @@ def half_the_devices(question: Question, pins: Pins, step_time_s: float) -> tupl
         check_pins(fewer, pins)
     except SeqplanError:
         return ()
-    found = scan(fewer, pins, trainer_choices(fewer), 1)
+    found = scan(fewer, pins, replace(trainer_choices(fewer), uneven_splits=False), 1)
     if not found.best:
         return ()
     alone_s = time_estimate(fewer, found.best[0]).step_time_s
