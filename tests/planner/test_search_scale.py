@@ -125,7 +125,7 @@ def test_the_grids_give_the_numbers_of_one_layout_at_a_time(asked: Question) -> 
             continue
         memory, times = peak_memory(asked, grid.table, shared), time_table(asked, grid.table)
         seconds = np.broadcast_to(times.step_time_s, grid.table.shape)
-        for cell in random.choice(np.flatnonzero(legal), 4):
+        for cell in random.choice(np.flatnonzero(legal), 8):
             layout = grid.table.flat([cell]).row(0)
             one = score(asked, layout)
             assert one.memory is not None
