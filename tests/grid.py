@@ -32,7 +32,7 @@ from seqplan.planner.rules.legality import run_reasons
 from tests.planner import formula_cases
 
 SIZE = 240
-REDUCED_SIZE = 42
+REDUCED_SIZE = 40
 """Points of the reduced form, for the tests: the cheapest, and what gives every value of every option."""
 
 MEDIAN, WORST = 0.01, 0.03
