@@ -111,8 +111,11 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
     work_bytes_per_s = _rate(measured, "elementwise") / share
     peaks = {dtype: curve.flops_per_s / share for dtype, curve in matmul.items()}
     bandwidth = max(copy_bytes_per_s, work_bytes_per_s)
+    # Shares are at most 1, so the peak is the larger of both.
+    tops = {dtype: max(peaks[dtype], attention[dtype].flops_per_s / share) for dtype in peaks}
     peak_entries = {
-        dtype: said.of(rate, f"the rate that big matmuls tend to{under}") for dtype, rate in peaks.items()
+        dtype: said.of(top, f"the rate that big matmuls or attention tend to{under}")
+        for dtype, top in tops.items()
     }
     bandwidth_entry = said.of(bandwidth, f"a copy{under}")
     if known is not None:  # so that MFU is what everybody means by it
