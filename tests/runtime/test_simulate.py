@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from seqplan.runtime.simulate_replay import Operators
 from seqplan.runtime.simulate_stage import fake_group, operator_bodies
 from seqplan.runtime.simulate_tracker import Change, Tracker
 from tests import grid
+from tests.planner import formula_cases
 from tests.ranks import run_ranks
 from tests.runtime import parity, test_peak_memory
 from tests.runtime.reference_model import make_batch
@@ -150,6 +152,27 @@ def test_405b_on_16384_ranks(tmp_path: Path) -> None:
     assert len(json.loads(done.stdout)["stages"]) == 16
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
     assert after.ru_maxrss < 2 << 20  # KiB
+
+
+def test_a_stage_of_32_layers_takes_15_cpu_seconds() -> None:
+    """The issue's limit, for both stages of a 64-layer model of 8192 features. Measured: 3 CPU-seconds."""
+    spec = formula_cases.decoder(
+        num_layers=64, hidden_size=8192, ffn_hidden_size=28672, num_attention_heads=64, num_kv_heads=8,
+        vocab_size=128256,
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "dp": 2,
+        "pp": 2,
+        "tp": 8,
+        "sp": 1,
+        "micro_batch_size": 1,
+        "zero_stage": 2,
+        "precision": "bf16",
+    }
+    layout = parity.make_layout(spec, **fields)
+    start = time.process_time()
+    simulate(Job(spec, TrainSpec(seq_len=8192, global_batch_size=16), layout, on_gpu=True))
+    assert time.process_time() - start < 15
 
 
 def test_estimate_equals_simulation_on_a_part_of_the_grid() -> None:
