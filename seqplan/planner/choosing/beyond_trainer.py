@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from seqplan.planner.activations import Floats
+from seqplan.planner.activations import Floats, layer_bytes, total_bytes
 from seqplan.planner.choosing.bounds import RowBounds, bare_rows, row_bounds
 from seqplan.planner.choosing.layout_grid import Grid, candidate_grids
 from seqplan.planner.choosing.layout_table import Bools, Ints, LayoutTable
@@ -25,11 +25,12 @@ from seqplan.planner.choosing.scan import lead, row_chunks
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import all_choices
 from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
+from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.rules.legality import RULES, sieve
 from seqplan.planner.time_model import time_table
 
-BETWEEN = 8
+BETWEEN = 4
 """Numbers of recomputed layers that step 3 tries of each mode."""
 
 LEAST_GAIN = 0.005
@@ -93,17 +94,30 @@ class _Beyond:
         if not len(shardings):
             return
         splits, fast = [part.of_shardings(shardings) for part in splits], fast[shardings]
-        fast &= self._in_time(splits, np.flatnonzero(fast.any(axis=0)))
-        for chosen in row_chunks(splits[0].table, np.flatnonzero(fast.any(axis=0))):
-            self._in_full([part.take(chosen) for part in splits], fast[:, chosen])
+        for rows, parts in self._by_modes(splits, np.flatnonzero(fast.any(axis=0))):
+            fast[:, rows] &= self._in_time(parts, rows)[:, rows]
+            for chosen in row_chunks(parts[0].table, rows[fast[:, rows].any(axis=0)]):
+                self._in_full([part.take(chosen) for part in parts], fast[:, chosen])
+
+    def _by_modes(self, splits: list[Grid], rows: Ints) -> list[tuple[Ints, list[Grid]]]:
+        """Rows with the recomputation that may help them: a selective one that frees nothing only costs."""
+        table = splits[0].table
+        if not table.is_recompute("selective").any():
+            return [(rows, splits)]
+        frees = selective_frees(self.question, table)[rows]
+        places = np.flatnonzero(~table.is_recompute("selective")[:, 0, 0])
+        return [
+            (chosen, parts)
+            for chosen, parts in ((rows[frees], splits), (rows[~frees], _recomputing(splits, places)))
+            if len(chosen)
+        ]
 
     def _in_time(self, splits: list[Grid], rows: Ints) -> Bools:
         """Step 3: which cells [sharding, row] of some rows fit, and are fast with the least recomputation."""
         first = splits[0].table
         places = _some_recomputed(first, [part.table.stage_layers for part in splits])
-        modes, layers = first.recompute[places], first.recompute_layers[places]
         found = np.zeros(splits[0].weight.shape, dtype=np.bool_)
-        small = [replace(p, table=replace(p.table, recompute=modes, recompute_layers=layers)) for p in splits]
+        small = _recomputing(splits, places)
         for chosen in row_chunks(small[0].table, rows):
             shared = StageMemories(self.question, small[0].table.take(chosen))
             for part in (each.take(chosen) for each in small):
@@ -126,6 +140,24 @@ class _Beyond:
             fits = standing & peak_memory(self.question, part.table, shared).fits
             if fits.any():
                 lead(self.question, self.leaders, part, fits)
+
+
+def selective_frees(question: Question, table: LayoutTable) -> Bools:
+    """Rows in which selective recomputation keeps less than none: not those of a fused attention kernel."""
+    values, kept = layout_values(question, table), question.implementation.layer
+    saved = total_bytes(layer_bytes(kept, values, "none")) - total_bytes(
+        layer_bytes(kept, values, "selective")
+    )
+    return np.broadcast_to(saved > 0, (len(table),))
+
+
+def _recomputing(splits: list[Grid], places: Ints) -> list[Grid]:
+    """The grids with some of their recomputations."""
+    table = splits[0].table
+    modes, layers = table.recompute[places], table.recompute_layers[places]
+    return [
+        replace(part, table=replace(part.table, recompute=modes, recompute_layers=layers)) for part in splits
+    ]
 
 
 def _some_recomputed(table: LayoutTable, splits: list[tuple[int, ...]]) -> Ints:
