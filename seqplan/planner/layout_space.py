@@ -61,7 +61,11 @@ def trainer_choices(question: Question) -> Choices:
 
 
 def all_choices(question: Question) -> Choices:
-    """What any trainer might run. gpipe is left out: the time of 1f1b, and never less memory."""
+    """What any trainer might run.
+
+    gpipe is left out: the time of 1f1b, and never less memory. So are uneven splits of the layers: they are worth
+    a percent or two, which is no reason for another trainer.
+    """
     has = question.implementation.capabilities
     return Choices(
         recompute=RECOMPUTES,
@@ -72,6 +76,7 @@ def all_choices(question: Question) -> Choices:
         partial_recompute=True,
         hybrid_sharding=True,
         ulysses=True,
+        uneven_splits=False,
     )
 
 
