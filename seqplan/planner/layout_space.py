@@ -43,6 +43,8 @@ class Choices:
     """Heads split over sp, or over neighbours in sp with a ring over the rest."""
     uneven_splits: bool = True
     """More splits of the layers than the even one, if the trainer has them."""
+    most_chunks: int | None = None
+    """Of an interleaved stage; None: as many as its layers allow."""
 
 
 def trainer_choices(question: Question) -> Choices:
@@ -63,8 +65,9 @@ def trainer_choices(question: Question) -> Choices:
 def all_choices(question: Question) -> Choices:
     """What any trainer might run.
 
-    gpipe is left out: the time of 1f1b, and never less memory. So are uneven splits of the layers: they are worth
-    a percent or two, which is no reason for another trainer.
+    gpipe is left out: the time of 1f1b, and never less memory; and zbh1 and zbh2: zbv has the memory of the
+    one and the bubble of the other (2405.15362, table 1). So are uneven splits of the layers and more than 8
+    chunks: they are worth a percent, which is no reason for another trainer.
     """
     has = question.implementation.capabilities
     return Choices(
@@ -72,11 +75,12 @@ def all_choices(question: Question) -> Choices:
         zero_stages=has.zero_stages,  # of what it lacks here its inventory knows nothing: rules_trainer.py
         attention=has.attention,
         tp_sequence_parallel=(False, True),
-        schedules=("none", "1f1b", "interleaved", "zbh1", "zbh2", "zbv"),
+        schedules=("none", "1f1b", "interleaved", "zbv"),
         partial_recompute=True,
         hybrid_sharding=True,
         ulysses=True,
         uneven_splits=False,
+        most_chunks=8,
     )
 
 
@@ -169,16 +173,16 @@ def head_layers(question: Question) -> float:
     return model.head_matmul_parameters / (model.layer_matmul_parameters + attention)
 
 
-def schedules(
-    question: Question, pp: int, layers: tuple[int, ...], pins: Pins, has: Choices
-) -> Iterator[tuple[str, int]]:
+def schedules(pp: int, layers: tuple[int, ...], pins: Pins, has: Choices) -> Iterator[tuple[str, int]]:
     """(schedule, num_virtual_stages) for this pipeline."""
     names = ("none",) if pp == 1 else tuple(name for name in has.schedules if name != "none") or ("1f1b",)
     for name in (pins.schedule,) if pins.schedule is not None else names:
         if pins.num_virtual_stages is not None:
             yield name, pins.num_virtual_stages
         elif name == "interleaved":
-            yield from ((name, chunks) for chunks in chunk_counts(layers) or (2,))
+            counts = chunk_counts(layers) or (2,)
+            most = has.most_chunks or counts[-1]
+            yield from ((name, chunks) for chunks in counts if chunks <= max(most, counts[0]))
         else:
             yield name, 1
 
@@ -190,7 +194,7 @@ def pipelines(
     even, *others = stage_splits(question, pp, pins)
     others = others if has.uneven_splits else []
     for layers in (even, *others):
-        for schedule, chunks in schedules(question, pp, layers, pins, has):
+        for schedule, chunks in schedules(pp, layers, pins, has):
             # In a V the first stage has the head, so that what suits the last stage suits the first.
             mirrored = schedule == "zbv" and layers != even
             yield schedule, chunks, layers[::-1] if mirrored else layers

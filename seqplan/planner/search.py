@@ -99,7 +99,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
     warnings += tight_pick(ranked)
     if ranked and ranked[0].time is not None:
-        warnings += half_the_devices(question, pins, ranked[0].time.step_time_s)
+        warnings += half_the_devices(question, pins, ranked[0].time)
     shown = ranked[:1] or tuple(filter(None, [nearest]))
     states = [states_note(question, one.layout, one.memory) for one in shown if one.memory is not None]
     padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []

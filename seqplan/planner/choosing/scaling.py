@@ -12,6 +12,7 @@ from seqplan.planner.choosing.scan import scan
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout_space import check_pins, trainer_choices
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.results import TimeEstimate
 from seqplan.planner.time_model import time_estimate
 
 LITTLE = 1.5
@@ -22,11 +23,18 @@ MOST_DEVICES = 512
 the first."""
 
 
-def half_the_devices(question: Question, pins: Pins, step_time_s: float) -> tuple[str, ...]:
+COMPUTE_AT_LEAST = 0.9
+"""Share of its seconds that a matmul keeps, at least, when it grows: larger ones run faster."""
+
+
+def half_the_devices(question: Question, pins: Pins, time: TimeEstimate) -> tuple[str, ...]:
     """One sentence where the step on half of the devices is less than LITTLE times as long."""
-    half = _half(question)
+    half, step_time_s = _half(question), time.step_time_s
     if half is None or question.gpus > MOST_DEVICES:
         return ()
+    more = question.gpus / half
+    if COMPUTE_AT_LEAST * more * time.by_kind["compute"] >= LITTLE * more / 2 * step_time_s:
+        return ()  # the computation alone takes that long on the half
     fewer = question.model_copy(update={"gpus": half, "cluster": question.cluster.for_gpus(half)})
     try:
         check_pins(fewer, pins)
@@ -37,9 +45,9 @@ def half_the_devices(question: Question, pins: Pins, step_time_s: float) -> tupl
         return ()
     alone_s = time_estimate(fewer, found.best[0]).step_time_s
     gain = alone_s / step_time_s
-    if gain >= LITTLE * question.gpus / half / 2:
+    if gain >= LITTLE * more / 2:
         return ()
-    times = f"{question.gpus / half:g} times as many devices"
+    times = f"{more:g} times as many devices"
     brings = f"make it x{gain:.2f} as fast" if gain >= 1 else f"make it slower (x{gain:.2f})"
     return (
         f"{times} {brings}: the best on {half}, {found.best[0].degrees_text}, takes {_shown(alone_s)} a step "
