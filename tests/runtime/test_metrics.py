@@ -152,10 +152,14 @@ def test_the_report_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         summary = reporter.finish([report(0, 0, 123, 0.25), report(1, 1, 99, 0.2)])
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[0].pop("run")["layout"]["dp"] == 2  # what the steps are steps of, in the first line only
-    assert set(lines[0]) == set(lines[1]) == {
-        *("step", "loss", "grad_norm", "lr", "tokens", "loss_tokens", "step_time_s", "tokens_per_s"),
-        *("mfu", "peak_memory_bytes"),
-    }
+    assert (
+        set(lines[0])
+        == set(lines[1])
+        == {
+            *("step", "loss", "grad_norm", "lr", "tokens", "loss_tokens", "step_time_s", "tokens_per_s"),
+            *("mfu", "peak_memory_bytes"),
+        }
+    )
     assert lines[1]["loss"] == 2.0
     assert lines[1]["tokens"] == 2 * SEQ_LEN
     assert lines[1]["tokens_per_s"] == 2 * SEQ_LEN / 0.25
