@@ -106,8 +106,9 @@ def suggest(
         render_suggestion.show_suggestion(answer, asked.question)
         if proof is not None:
             render_verification.show_proof(proof)
-    if output is not None and answer.pick is not None:
-        render.tell("written", [str(output)])
+    if output is not None:
+        older = "; the file there is of an earlier run" if answer.pick is None and output.exists() else ""
+        render.tell("written" if answer.pick is not None else "nothing to write to", [f"{output}{older}"])
     if answer.pick is None:
         raise typer.Exit(1)
 

@@ -65,7 +65,11 @@ class Ask(Spec):
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         default="auto", description="compute dtype; auto: the best that device and trainer have"
     )
-    implementation: str = Field(default="seqplan", description="the trainer that has to run it")
+    implementation: str = Field(
+        default="seqplan",
+        description="the trainer that has to run it: seqplan, megatron-core, megatron-2021, nanotron, nemo, "
+        "torchtitan or torchtitan-2025",
+    )
     no_overlap: tuple[str, ...] | None = Field(
         default=None,
         description="overlaps not to count on: ring,reduction,gather,prefetch,transfers,tp or all",

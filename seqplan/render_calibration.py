@@ -27,15 +27,12 @@ def show_calibration(cluster: ClusterSpec, measured: Measurements) -> None:
     table.add_column("at half of it", justify="right")
     for dtype, peak in device.peak_flops_per_s.items():
         rate = float(peak) * device.matmul_share(dtype)
-        half = (
-            f"{float(device.matmul_half_outputs):,.0f} outputs, depth {float(device.matmul_half_depth):,.0f}"
-        )
-        table.add_row(f"matmuls {dtype}", _flops(rate), half)
+        outputs, depth = (device.of_dtype(f"matmul_half_{name}", dtype) for name in ("outputs", "depth"))
+        table.add_row(f"matmuls {dtype}", _flops(rate), f"{outputs:,.0f} outputs, depth {depth:,.0f}")
     for dtype, peak in device.peak_flops_per_s.items():
         rate = float(peak) * device.attention_share(dtype)
-        table.add_row(
-            f"attention {dtype}", _flops(rate), f"{float(device.attention_half_tokens):,.0f} tokens"
-        )
+        tokens = device.of_dtype("attention_half_tokens", dtype)
+        table.add_row(f"attention {dtype}", _flops(rate), f"{tokens:,.0f} tokens")
     table.add_row("memory, a copy", _bytes(float(device.memory_bytes_per_s)), "")
     table.add_row(
         "memory, between matmuls",
@@ -55,10 +52,10 @@ def show_fit(report: FitReport) -> None:
     from rich.table import Table
 
     factors = Table(title="numbers of the profile", title_justify="left")
-    for column in ("number", "before", "after", "share of time", ""):
-        factors.add_column(
-            column, justify="right" if column in ("before", "after", "share of time") else "left"
-        )
+    factors.add_column("number", no_wrap=True, min_width=max(len(each.name) for each in report.factors))
+    for column in ("before", "after", "share of time"):
+        factors.add_column(column, justify="right")
+    factors.add_column("")
     for each in report.factors:
         said = each.why_not or ("at its bound" if each.at_bound else "")
         after = "unchanged" if each.why_not else f"{each.after:.4g}"

@@ -39,9 +39,9 @@ def unit(answer: Limits) -> str:
 def asked(answer: Limits, question: Question) -> Text:
     """The question in two lines."""
     given = (
-        f"for {plural(answer.given, 'sequence')} a step"
+        f"for {plural(answer.given, 'sequence')} in one pass"
         if answer.searched == "seq_len"
-        else f"of {count(answer.given)} tokens a sequence"
+        else f"in one pass, with {count(answer.given)} tokens a sequence"
     )
     up_to = f"up to {question.gpus:,} x {question.cluster.device.name} of {answer.cluster}"
     return text(

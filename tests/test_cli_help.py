@@ -7,9 +7,11 @@ import json
 import pytest
 import typer
 
+from seqplan import profiles
 from seqplan.cli import app
 from seqplan.planner.score_cases import EXAMPLE
 from tests.command_line import Seqplan, runner
+from tests.readme import README
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -38,6 +40,16 @@ def test_lists_show_their_form(seqplan: Seqplan) -> None:
     words = " ".join(seqplan("suggest", "--help").out.split())
     assert "--mesh-order <str> the axes, outermost first: pp,dp,sp,tp" in words
     assert "--stage-layers <str> layers of each pipeline stage: 8,8,7,7" in words
+
+
+def test_the_help_names_the_trainers(seqplan: Seqplan) -> None:
+    """Those of the README; the other profiles are of trainers whose measurements `validate` reads."""
+    words = " ".join(seqplan("suggest", "--help").out.replace("torchtitan-\n", "torchtitan-").split())
+    told = words.partition("the trainer that has to run it: ")[2].partition(" [default")[0]
+    named = told.replace(" or ", ", ").split(", ")
+    assert set(named) < set(profiles.implementation_names())
+    readme = README.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in readme for name in named)
 
 
 def test_the_help_of_score_shows_the_case_that_its_errors_show(seqplan: Seqplan) -> None:

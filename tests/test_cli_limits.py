@@ -25,7 +25,7 @@ def test_a_table_of_lengths(seqplan: Seqplan) -> None:
     assert done.status == 0
     lines = done.out.splitlines()
     assert lines[0] == "bert-base on up to 16 x p100-16 of piz-daint"
-    assert lines[1] == "the longest sequence for 64 sequences a step, fp32, trainer seqplan"
+    assert lines[1] == "the longest sequence for 64 sequences in one pass, fp32, trainer seqplan"
     (header,) = [line for line in lines if line.startswith("devices")]
     assert header.split() == ["devices", "tp", "sp"]
     (row,) = [line for line in lines if line.split()[:1] == ["16"]]

@@ -55,6 +55,13 @@ def test_plausible_numbers_are_not(tmp_path: Path, keys: str) -> None:
     assert written(tmp_path, keys) == []
 
 
+def test_a_measured_link_is_not(tmp_path: Path) -> None:
+    rate = "bytes_per_s: {value: 1.1e9, source: measured by seqplan calibrate on 2026-01-01}"
+    keys = f"intra_node: {{base: nvlink4, {rate}}}\ninter_node: ethernet-10g"
+    assert written(tmp_path, keys) == []
+    assert written(tmp_path, keys.replace("measured by seqplan calibrate", "guessed")) != []
+
+
 def test_no_built_in_cluster_is_doubted() -> None:
     for name in profiles.cluster_names():
         assert link_doubts(profiles.load_cluster(name)) == []
