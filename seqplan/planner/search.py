@@ -97,7 +97,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     if ranked and ranked[0].time is not None:
         others = _beyond(question, pins, ranked[0].time.step_time_s)
     warnings = ranked[0].warnings if ranked else tuple(filter(None, [position_warning(question)]))
-    warnings += tight_pick(ranked)
+    warnings += tight_pick(ranked, question.train.headroom_fraction)
     if ranked and ranked[0].time is not None:
         warnings += half_the_devices(question, pins, ranked[0].time)
     shown = ranked[:1] or tuple(filter(None, [nearest]))
@@ -132,11 +132,15 @@ def _beyond(question: Question, pins: Pins, pick_s: float) -> tuple[ScoredLayout
     return tuple(score(question, layout) for layout, seconds in faster if seconds < pick_s)
 
 
-def tight_pick(ranked: tuple[ScoredLayout, ...]) -> tuple[str, ...]:
-    """A pick that leaves less memory free than estimates are good for, and the next one that does not."""
+def tight_pick(ranked: tuple[ScoredLayout, ...], headroom: float) -> tuple[str, ...]:
+    """A pick that leaves less memory free than estimates are good for, and the next one that does not.
+
+    What the user keeps free (`headroom`) is free too.
+    """
     if not ranked or ranked[0].memory is None or ranked[0].time is None:
         return ()
-    free = [1 - one.memory.peak_bytes / one.memory.limit_bytes for one in ranked if one.memory is not None]
+    used = [one.memory.peak_bytes / one.memory.limit_bytes for one in ranked if one.memory is not None]
+    free = [1 - (1 - headroom) * share for share in used]
     if free[0] >= TIGHT_FRACTION:
         return ()
     text = f"The pick leaves {100 * free[0]:.1f} % of the memory free, less than an estimate is good for; "

@@ -17,7 +17,7 @@ def asked() -> Question:
 
 def test_a_pick_that_fills_the_memory_is_told_with_the_next_that_does_not() -> None:
     ranked = suggest(asked()).ranked
-    assert tight_pick(ranked) == ()
+    assert tight_pick(ranked, 0.0) == ()
     first, second, third = (one for one in ranked[:3] if one.memory is not None)
 
     def filled(one: ScoredLayout, share: float, step_time_s: float) -> ScoredLayout:
@@ -28,7 +28,9 @@ def test_a_pick_that_fills_the_memory_is_told_with_the_next_that_does_not() -> N
         return one.model_copy(update={"memory": memory, "time": step})
 
     full = (filled(first, 0.99, 10.0), filled(second, 0.98, 10.1), filled(third, 0.6, 10.5))
-    (text,) = tight_pick(full)
+    (text,) = tight_pick(full, 0.0)
     assert "leaves 1.0 % of the memory free" in text
     assert "number 3 costs 5.0 % and leaves 40 %." in text
-    assert "--headroom 0.05 finds one" in tight_pick(full[:2])[0]
+    assert "--headroom 0.05 finds one" in tight_pick(full[:2], 0.0)[0]
+    assert tight_pick(full, 0.05) == ()  # which is then the command line's default
+    assert "leaves 2.0 % of the memory free" in tight_pick(full[:2], 0.01)[0]
