@@ -188,7 +188,8 @@ def score(
      "train": {"seq_len": 4096, "global_batch_size": 64},
      "layout": "dp1,pp1,tp2,sp4,micro_batch_size=1"}
 
-    layout may also be an object of its fields; "implementation": "megatron-core" asks for another trainer.
+    layout may also be an object of its fields; "implementation": "megatron-core" asks for another trainer;
+    "headroom_fraction": 0.05 in train keeps free what the other commands keep, and a case by itself nothing.
     """
     from seqplan import cli_inputs, render
     from seqplan.planner.score_cases import score_cases

@@ -67,8 +67,8 @@ class Ask(Spec):
     )
     implementation: str = Field(
         default="seqplan",
-        description="the trainer that has to run it: seqplan, megatron-core, megatron-2021, nanotron, nemo, "
-        "torchtitan or torchtitan-2025",
+        description="the trainer that has to run it: seqplan, llama3, megatron-core, megatron-sc21, "
+        "megatron-2021, megatron-deepspeed, nanotron, nemo, torchtitan or torchtitan-2025",
     )
     no_overlap: tuple[str, ...] | None = Field(
         default=None,
