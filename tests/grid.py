@@ -16,6 +16,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
@@ -224,9 +225,18 @@ def broken(found: list[Difference]) -> list[str]:
 
 
 def differences(chosen: list[Point]) -> list[Difference]:
-    """Of every point, on all cores."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(difference, chosen, chunksize=2))
+    """Of every point, on all cores. Points travel by name: formulas that were used hold compiled code."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
+        return list(pool.map(_difference_of, [point.name for point in chosen], chunksize=2))
+
+
+@cache
+def _by_name() -> dict[str, Point]:
+    return {point.name: point for point in points()}
+
+
+def _difference_of(name: str) -> Difference:
+    return difference(_by_name()[name])
 
 
 def main() -> int:
