@@ -15,6 +15,8 @@ def check_output_path(path: Path, example: str = "plan.yaml") -> None:
     folder = path.parent
     if path.is_dir():
         raise SeqplanError(f"{path} is a folder.", f"Name a file in it: {path / example}.")
+    if path.exists() and not path.is_file():  # replaced by a file it would be gone: /dev/null
+        raise SeqplanError(f"{path} is not a regular file.", "Choose another place.")
     if not folder.is_dir():
         raise SeqplanError(f"cannot write {path}: the folder {folder} does not exist.", "Make it first.")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -25,6 +27,7 @@ def check_output_path(path: Path, example: str = "plan.yaml") -> None:
 
 def write_whole(path: Path, parts: Iterable[str]) -> None:
     """Write the whole file or nothing: another reader or writer never sees a part of it."""
+    path = path.resolve()  # what a link leads to, not the link
     umask = os.umask(0)
     os.umask(umask)
     temporary = None

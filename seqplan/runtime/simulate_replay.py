@@ -91,6 +91,11 @@ def _tape(tracker: Tracker, events: list[Event], results: Sequence[Tensor]) -> T
 
 
 def _replay(tape: Tape, tracker: Tracker) -> Sequence[Tensor]:
-    results = [torch.empty_strided(shape, stride, dtype=dtype) for _, shape, stride, dtype in tape.results]
+    results = []
+    for number, shape, stride, dtype in tape.results:
+        # A kernel's log-sum-exp may be a part of its storage, whose rows are padded.
+        size_bytes = sum(change for storage, change in tape.changes if storage == number)
+        whole = torch.empty(size_bytes // dtype.itemsize, dtype=dtype)
+        results.append(whole.as_strided(shape, stride))
     tracker.insert(tape.storages, tape.changes, [number for number, *_ in tape.results], results)
     return tuple(results)

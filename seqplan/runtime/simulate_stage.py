@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
@@ -246,11 +247,16 @@ class FakeTrainer(Trainer):
         return hook
 
 
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+
+
 def give_missing_gradients(states: States, tracker: Tracker) -> None:
-    """Gradients for the masters that have none."""
+    """Gradients for the masters that have none. FSDP2 pads the shards of the last rank, gradients too."""
     for master in states.masters.values():
         if master.grad is None:
             master.grad = torch.empty_like(master)
+            _storage(master.grad).resize_(_storage(master).nbytes())
             tracker.classify([master.grad], "gradients")
 
 

@@ -237,6 +237,8 @@ def test_a_place_that_cannot_be_written_is_known_before_the_search(tmp_path: Pat
         check_output_path(tmp_path / "missing" / "plan.yaml")
     with pytest.raises(SeqplanError, match="is a folder"):
         check_output_path(tmp_path)
+    with pytest.raises(SeqplanError, match="not a regular file"):
+        check_output_path(Path(os.devnull))  # a rename onto it would take the device away
     check_output_path(tmp_path / "plan.yaml")
     assert os.listdir(tmp_path) == []
 

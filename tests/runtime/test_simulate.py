@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,18 @@ def test_repeated_layers_and_micro_batches_equal_a_whole_simulation(
     asked = job(kind, changes, 4 * changes.get("dp", 1), seq_len=128, num_layers=9 if pp == 1 else 6 * pp)
     for stage, simulated in enumerate(simulate(asked)):
         assert simulated.by_kind == simulate_whole(asked, stage), stage
+
+
+UNEVEN: list[tuple[dict[str, Any], bool]] = [
+    ({"sp": 5, "zero_stage": 3}, False),  # the last of 5 ranks holds less of each weight, and FSDP2 pads it
+    ({"kernel": "efficient"}, True),  # log-sum-exp of 120 tokens in rows of 128
+]
+
+
+@pytest.mark.parametrize(("changes", "on_gpu"), UNEVEN)
+def test_what_is_padded_is_repeated_too(changes: dict[str, Any], on_gpu: bool) -> None:
+    asked = replace(job("decoder", changes, 4, seq_len=120, num_layers=9), on_gpu=on_gpu)
+    assert simulate(asked)[0].by_kind == simulate_whole(asked, 0)
 
 
 def ring_bytes(bodies: dict[Any, Any]) -> float:
