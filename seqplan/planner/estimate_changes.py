@@ -45,9 +45,16 @@ def _walk(path: str, planned: Any, now: Any) -> Iterator[Difference]:
         if not (math.isfinite(planned) and math.isclose(planned, now, rel_tol=SAME)):
             known = math.isfinite(planned) and now
             by = f"{planned / now - 1:+.1%}, " if known else ""
-            yield Difference(path, f"{planned:.6g}", f"{now:.6g}", by)
+            yield Difference(path, _figure(path, planned), _figure(path, now), by)
     elif planned != now:
         yield Difference(path, _shown(planned), _shown(now), "")
+
+
+def _figure(path: str, value: float) -> str:
+    """A number; with its unit where it is one of the two that matter most."""
+    if math.isfinite(value) and path == "memory.peak_bytes":
+        return f"{value / 2**30:.6g} GiB"
+    return f"{value:.6g} s" if math.isfinite(value) and path == "time.step_time_s" else f"{value:.6g}"
 
 
 def _is_list(value: Any) -> bool:

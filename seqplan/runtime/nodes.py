@@ -54,7 +54,8 @@ def find_nodes(options: RunOptions, world_size: int, environment: Mapping[str, s
         if node_rank is None:
             faults.append(f"nnodes={nnodes} needs --node-rank (0 to {nnodes - 1})")
         if endpoint is None or not re.fullmatch(r"(.+):(\d+)", endpoint):
-            faults.append(f"nnodes={nnodes} needs --rdzv-endpoint HOST:PORT of node 0, not {endpoint!r}")
+            typed = "" if endpoint is None else f", not {endpoint!r}"
+            faults.append(f"nnodes={nnodes} needs --rdzv-endpoint HOST:PORT of node 0{typed}")
     elif endpoint is not None:
         faults.append(f"rdzv_endpoint={endpoint} is given, but nnodes is 1")
     if node_rank is not None and node_rank >= nnodes:

@@ -16,6 +16,8 @@ from tests.planner.test_plan import ABSENT, load_ours, made, write
 CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"memory": {"peak_bytes": float("nan")}}, "the plan's peak memory is nan and seqplan"),
     ({"time": {"step_time_s": float("inf")}}, "the plan's step time is inf and seqplan"),
+    ({"memory": {"peak_bytes": 2.0**31}}, "the plan's peak memory is 2 GiB and seqplan"),
+    ({"time": {"step_time_s": 9.5}}, "the plan's step time is 9.5 s and seqplan"),
     ({"memory": {"allocated_bytes": 1.0}}, "the plan's memory.allocated_bytes is 1 and seqplan"),
     ({"memory": {"limit_bytes": 2.0}}, "the plan's memory.limit_bytes is 2 and seqplan"),
     ({"memory": {"worst_stage": 0}}, "the plan's memory.worst_stage is 0 and seqplan"),

@@ -51,7 +51,7 @@ def test_nodes(options: dict[str, Any], environment: dict[str, str], expected: N
             {},
             [
                 "nnodes=3 needs --node-rank (0 to 2)",
-                "nnodes=3 needs --rdzv-endpoint HOST:PORT",
+                "nnodes=3 needs --rdzv-endpoint HOST:PORT of node 0; ",
                 "the plan's 8 ranks do not divide over 3 nodes; nnodes may be 1, 2, 4, 8",
             ],
         ),
