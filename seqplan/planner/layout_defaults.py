@@ -47,7 +47,7 @@ def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
     """A Layout from the fields that the user gave; each absent one takes its default.
 
     micro_batch_size is 1 where absent: it divides every batch, and gives a pipeline the most micro-batches.
-    zero_stage is the least that the trainer has.
+    zero_stage is the least that the trainer has; tensors are whole in tp where it can have them whole.
     """
     unknown = [name for name in given if name not in Layout.model_fields]
     if unknown:
@@ -62,6 +62,8 @@ def complete_layout(question: Question, given: Mapping[str, Any]) -> Layout:
     dropout = question.train.attention_dropout > 0 and "rsa" in question.implementation.capabilities.attention
     fields_.setdefault("micro_batch_size", 1)
     fields_.setdefault("zero_stage", min(question.implementation.capabilities.zero_stages))
+    if fields_["tp"] != 1 and False not in question.implementation.capabilities.tp_sequence_parallel:
+        fields_.setdefault("tp_sequence_parallel", True)
     fields_.setdefault("attention", "rsa" if dropout else "none" if sp == 1 else "ring")
     fields_.setdefault("ulysses_degree", sp if fields_["attention"] == "ulysses" else 1)
     fields_.setdefault("schedule", "none" if pp == 1 else "1f1b")

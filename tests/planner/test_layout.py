@@ -180,3 +180,12 @@ def test_a_row_of_a_table_is_the_layout_it_came_from() -> None:
 def test_a_layout_is_frozen_and_closed() -> None:
     with pytest.raises(ValueError, match="Extra inputs"):
         Layout(dp=1, pp=1, tp=1, sp=1, micro_batch_size=1, precision="bf16", stage_layers=(1,), cp=1)  # type: ignore[call-arg]
+
+
+def test_tensors_are_split_in_tp_where_the_trainer_knows_no_other_way() -> None:
+    """`explain --layout tp8` of torchtitan is a layout that torchtitan has."""
+    for ways, split in (((False, True), False), ((True,), True), ((False,), False)):
+        asked = question(decoder(), 64, implementation=trainer(tp_sequence_parallel=ways))
+        assert parse_layout("dp8,tp8", asked).tp_sequence_parallel == split
+        assert not parse_layout("dp64", asked).tp_sequence_parallel
+        assert not parse_layout("dp8,tp8", asked, {"tp_sequence_parallel": False}).tp_sequence_parallel
