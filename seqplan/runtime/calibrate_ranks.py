@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -101,6 +102,7 @@ def _rank_main(
     pipe: Connection,
 ) -> None:
     """One rank: joins the group, measures, answers through the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: who started them ends them
     import torch.distributed as dist
 
     def tell(kind: str, said: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +103,18 @@ def counted(device: object, report: object) -> list[int]:
 def test_every_rank_calls_a_collective_equally_often() -> None:
     first, second = run_on_ranks(RANKS, "cpu", counted, (), nothing, LIMIT_S)
     assert first == second > 3
+
+
+def interrupted(device: object, report: object) -> str:
+    """Ctrl-C in a terminal reaches the ranks too."""
+    os.kill(os.getpid(), signal.SIGINT)
+    return "went on"
+
+
+@pytest.mark.ranks
+def test_an_interrupt_is_left_to_the_process_that_started_the_ranks() -> None:
+    """Else each rank prints a traceback before that one ends them."""
+    assert run_on_ranks(RANKS, "cpu", interrupted, (), nothing, LIMIT_S) == "went on"
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
