@@ -120,3 +120,9 @@ def test_where_the_groups_lie_is_shown_and_in_the_json(seqplan: Seqplan, tmp_pat
     words = " ".join(seqplan(*typed).out.split())
     assert "Where the groups lie - tp=8: inside a node, 346 GB/s a rank (nvlink4)" in words
     assert "gradients over dp x sp=2: over 2 nodes, 1 rank of it on each; 8 groups share" in words
+
+
+def test_the_states_of_a_small_model_are_not_zero(seqplan: Seqplan) -> None:
+    typed = ["--cluster", "local", "--gpus", "4", "--seq-len", "512", "--global-batch-size", "8"]
+    said = " ".join(seqplan("explain", "tiny", "--layout", "dp4", *typed).out.split())
+    assert "zero_stage=0: 27.7 MiB on stage 0 at its fullest, which leaves " in said

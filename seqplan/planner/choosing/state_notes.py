@@ -40,9 +40,14 @@ def states_note(question: Question, layout: Layout, memory: MemoryEstimate) -> s
     shared = f" over {ranks} ranks" if layout.zero_stage else ""
     worst = memory.stages[memory.worst_stage]
     held = sum(worst.by_kind[kind] for kind in STATE_KINDS)
-    left = (memory.limit_bytes - held) / GIB
-    rest = f"leaves {left:.1f} GiB for the rest" if left > 0 else f"is {-left:.1f} GiB too much by itself"
+    left = memory.limit_bytes - held
+    rest = f"leaves {_shown(left)} for the rest" if left > 0 else f"is {_shown(-left)} too much by itself"
     return (
         f"States take {sum(parts.values()):g} bytes a parameter ({shown}) with zero_stage={layout.zero_stage}"
-        f"{shared}: {held / GIB:.1f} GiB on stage {worst.stage} at its fullest, which {rest}."
+        f"{shared}: {_shown(held)} on stage {worst.stage} at its fullest, which {rest}."
     )
+
+
+def _shown(size_bytes: float) -> str:
+    """GiB; MiB where GiB would show no figures."""
+    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= 0.05 * GIB else f"{size_bytes * 1024 / GIB:.1f} MiB"
