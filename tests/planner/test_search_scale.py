@@ -6,7 +6,6 @@ The worlds are small enough for a loop over every candidate, with every option t
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +18,7 @@ from seqplan.planner.choosing.layout_grid import Grid, candidate_grids, candidat
 from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.choosing.scan import scan
 from seqplan.planner.layout import Layout
-from seqplan.planner.layout_space import trainer_choices
+from seqplan.planner.layout_space import all_choices, trainer_choices
 from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
 from seqplan.planner.memory_model import memory_estimate, memory_table
 from seqplan.planner.question import Pins, Question
@@ -231,12 +230,12 @@ def test_what_beats_the_pick_elsewhere_is_found_by_bounds(
     question_, top = limited(WORLDS[world]), 8
     pick = scan(question_, Pins(), trainer_choices(question_), top=1).best[0]
     _, every, elsewhere = fitting(world)
-    evenly = replace(trainer_choices(WORLDS[world]), uneven_splits=False)
-    even = {(t.schedule, t.stage_layers) for t in candidate_tables(WORLDS[world], Pins(), evenly)}
+    space = candidate_tables(WORLDS[world], Pins(), all_choices(WORLDS[world]))
+    pipelines = {(table.schedule, table.stage_layers) for table in space}
     found = [
         (seconds, layout)
         for (seconds, layout), other in zip(every, elsewhere, strict=True)
-        if other and (layout.schedule, layout.stage_layers) in even
+        if other and (layout.schedule, layout.stage_layers) in pipelines
     ]
     fits: dict[Any, list[tuple[int, str]]] = {}
     for _, layout in found:
@@ -248,8 +247,7 @@ def test_what_beats_the_pick_elsewhere_is_found_by_bounds(
             (seconds, layout)
             for seconds, layout in sorted(found, key=lambda each: each[0])
             if seconds < limit_s * (1 - LEAST_GAIN) and not dominated(layout, fits)
-            if layout.schedule not in ("gpipe", "zbh1", "zbh2")
-            and not recomputes_for_nothing(question_, layout)
+            if not recomputes_for_nothing(question_, layout)
         ]
         wanted = [seconds for seconds, _ in without_twins(faster)[:top]]
         answer = faster_elsewhere(question_, Pins(), limit_s, top)
