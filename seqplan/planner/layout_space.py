@@ -85,6 +85,25 @@ def all_choices(question: Question) -> Choices:
 
 
 def check_pins(question: Question, pins: Pins) -> None:
+    """What is pinned must be possible whatever the rest is. Raises SeqplanError."""
+    layers, num_layers = pins.stage_layers, question.model.num_layers
+    if layers is not None and (sum(layers) != num_layers or pins.pp not in (None, len(layers))):
+        text = "+".join(map(str, layers))
+        if sum(layers) != num_layers:
+            problem = f"is {sum(layers)} layers, and {question.model.name} has {num_layers}"
+        else:
+            problem = f"is {len(layers)} stages, and pp={pins.pp}"
+        hint = f"Write a number for each stage, {num_layers} together, or leave stage_layers to the search."
+        raise SeqplanError(f"stage_layers={text} {problem}.", hint)
+    if pins.recompute == "none" and pins.recompute_layers is not None:
+        raise SeqplanError(
+            f"recompute_layers={pins.recompute_layers} with recompute=none: nothing is recomputed.",
+            "Set recompute to full or selective, or leave recompute_layers out.",
+        )
+    _check_degrees(question, pins if layers is None else pins.model_copy(update={"pp": len(layers)}))
+
+
+def _check_degrees(question: Question, pins: Pins) -> None:
     """Pinned degrees must leave a whole number of GPUs to the others."""
     pinned = {axis: degree for axis in AXES if (degree := getattr(pins, axis)) is not None}
     product = int(np.prod(list(pinned.values()) or [1]))
@@ -109,7 +128,9 @@ def check_pins(question: Question, pins: Pins) -> None:
 
 
 def pipeline_degrees(question: Question, pins: Pins) -> tuple[int, ...]:
-    """Every number of stages that divides the GPU count."""
+    """Every number of stages that divides the GPU count, or the pinned one."""
+    if pins.pp is None and pins.stage_layers is not None:
+        return (len(pins.stage_layers),)
     return (pins.pp,) if pins.pp is not None else divisors(question.gpus)
 
 

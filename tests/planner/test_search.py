@@ -142,9 +142,13 @@ def test_a_pinned_field_has_its_value_in_every_answer(pinned: dict[str, Any]) ->
         ),
         ({"dp": 1, "pp": 1, "tp": 2, "sp": 2}, "is 4, not the 8 GPUs", "dp 2; or pp 2; or tp 4; or sp 4"),
         ({"dp": 3, "tp": 3}, "dp=3 x tp=3 = 9 does not divide the 8 GPUs", "Each degree must divide 8"),
+        ({"stage_layers": (16, 8)}, "stage_layers=16+8 is 24 layers, and sample has 32", "32 together"),
+        ({"stage_layers": (16, 16), "pp": 4}, "stage_layers=16+16 is 2 stages, and pp=4", "for each stage"),
+        ({"stage_layers": (11, 11, 10)}, "pp=3 does not divide the 8 GPUs", "pp 1, 2, 4 or 8"),
+        ({"recompute": "none", "recompute_layers": 1}, "recompute_layers=1 with recompute=none", "full"),
     ],
 )
-def test_pinned_degrees_that_cannot_be(pinned: dict[str, Any], says: str, hint: str) -> None:
+def test_pins_that_cannot_be(pinned: dict[str, Any], says: str, hint: str) -> None:
     with pytest.raises(SeqplanError) as caught:
         suggest(ours(), Pins(**pinned))
     assert says in caught.value.message
