@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.runtime.kernel_device import kernels_of
 from seqplan.runtime.metrics import measure_peak_bytes
@@ -200,3 +201,27 @@ def test_estimate_equals_simulation_on_a_part_of_the_grid() -> None:
     assert max(point.layout.world_size for point in whole) == 1024
     broken = grid.broken(grid.differences(chosen))
     assert not broken, "\n".join(broken)
+
+
+SHORT: list[tuple[str, int, dict[str, Any]]] = [
+    ("llama-like", 12, {"dp": 4, "pp": 4, "zero_stage": 3}),  # the embedding's reduction
+    ("gpt2-like", 8, {"dp": 2, "pp": 4, "tp": 4, "zero_stage": 0}),  # a stage's gradients in one bucket
+]
+
+
+@pytest.mark.parametrize(("name", "layers", "degrees"), SHORT)
+def test_short_sequences_whose_peak_is_in_the_reduction(
+    name: str, layers: int, degrees: dict[str, Any]
+) -> None:
+    fields = {"tp": 1, "sp": 1, "micro_batch_size": 1, **degrees}
+    world_size = fields["dp"] * fields["pp"] * fields["tp"]
+    asked = formula_cases.question(
+        grid.MODELS[name].model_copy(update={"num_layers": layers, "vocab_size": 128000}),
+        seq_len=128,
+        global_batch_size=5 * fields["dp"],
+        gpus=world_size,
+        on=formula_cases.cluster(kind="cuda"),
+        precision="bf16",
+    )
+    found = grid.difference(grid.Point(name, asked, complete_layout(asked, fields)))
+    assert abs(found.total) <= grid.WORST, found
