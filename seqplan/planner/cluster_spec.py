@@ -30,6 +30,9 @@ MIN_LINK_BYTES_PER_S, MAX_LINK_BYTES_PER_S = 1e6, 1e14
 MAX_LATENCY_S = 1.0
 """Beyond these a link is a number in the wrong unit (200 for 200 GB/s, 2 for 2 us)."""
 
+MIN_DEVICE_RATE, MAX_DEVICE_RATE = 1e6, 1e20
+"""Bytes or FLOPs a second of a device; beyond these times overflow."""
+
 FIRST_SM_WITH_BF16 = 80
 """Compute capability 8.0 (NVIDIA A100 whitepaper, 2020: bf16 is new in it)."""
 
@@ -144,6 +147,15 @@ class DeviceSpec(Spec):
             broken.append(
                 f"memory_bytes = {self.memory_bytes:,.0f} bytes is no device's memory; write it as 80 GiB"
             )
+        rates = {"memory_bytes_per_s": self.memory_bytes_per_s}
+        rates |= {f"peak_flops_per_s.{dtype}": peak for dtype, peak in self.peak_flops_per_s.items()}
+        broken += [
+            f"{name} = {rate:g} is no device's rate"
+            for name, rate in rates.items()
+            if not MIN_DEVICE_RATE <= rate <= MAX_DEVICE_RATE
+        ]
+        if self.kernel_launch_s >= MAX_LATENCY_S:
+            broken.append(f"kernel_launch_s = {self.kernel_launch_s:g} s is no launch; write it as 2 us")
         trained, peaks = {*self.attention_kernels}, {*self.peak_flops_per_s} - {"fp8"}
         if trained != peaks:
             broken.append(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import Layout
 from seqplan.planner.memory_model import memory_estimate
 from seqplan.planner.model_spec import ModelSpec
@@ -33,6 +34,10 @@ from seqplan.runtime.simulate_stage import (
 )
 from seqplan.runtime.simulate_tracker import Tracker
 from seqplan.runtime.simulate_walk import Phase, Recording, phase_of
+from seqplan.runtime.vocab_parallel import CHUNK_ELEMENTS
+
+MAX_LOSS_PIECES = 100_000
+"""Some minutes of simulation: 3 million tokens a rank of a vocabulary of 128,256."""
 
 RECORDED_MICRO_BATCHES = 3
 """The first, one of those that find gradients, the last."""
@@ -69,9 +74,22 @@ class SimulatedStage:
 def verify(question: Question, layout: Layout) -> Verification:
     """The estimate of every stage beside its simulation, on the device of the question's cluster."""
     job = Job(question.model, question.train, layout, on_gpu=question.cluster.device.kind != "cpu")
+    _check_length(job)
     kernels = differences_of(question.model.norm, layout.kernel) if job.on_gpu else []
     estimates = memory_estimate(question, layout).stages
     return compare(estimates, [stage.by_kind for stage in simulate(job)], kernels)
+
+
+def _check_length(job: Job) -> None:
+    """SeqplanError where the loss alone would take hours: every piece of the logits is one call."""
+    tokens = job.layout.micro_batch_size * job.train.seq_len // job.layout.sp
+    pieces = tokens * job.model.vocab_size // (job.layout.tp * CHUNK_ELEMENTS)
+    if pieces > MAX_LOSS_PIECES:
+        raise SeqplanError(
+            f"seq_len={job.train.seq_len}: a rank's {tokens:,} tokens are too many to simulate, their logits "
+            f"being {pieces:,} pieces of {CHUNK_ELEMENTS:,}.",
+            "Verify a plan with a shorter sequence, or with more sp or tp.",
+        )
 
 
 def simulate(job: Job) -> list[SimulatedStage]:

@@ -143,6 +143,8 @@ def test_kernels_by_dtype_and_head(dtype: str, head_dim: int, kernels: tuple[str
         (DeviceSpec, device_fields(memory_bytes=q(80)), "memory_bytes = 80 bytes is no device's memory"),
         (DeviceSpec, device_fields(memory_bytes=q(8.6e19)), "write it as 80 GiB"),
         (DeviceSpec, device_fields(memory_bytes=q(0)), "memory_bytes = 0 must be more than 0"),
+        (DeviceSpec, device_fields(memory_bytes_per_s=q(1e-320)), "memory_bytes_per_s = 9.99989e-321 is no"),
+        (DeviceSpec, device_fields(kernel_launch_s=q(1e300)), "kernel_launch_s = 1e+300 s is no launch"),
         (DeviceSpec, device_fields(memory_bytes=q(-1)), "memory_bytes = -1 must not be negative"),
         (
             DeviceSpec,

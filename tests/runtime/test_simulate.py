@@ -16,12 +16,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.runtime.kernel_device import kernels_of
 from seqplan.runtime.metrics import measure_peak_bytes
 from seqplan.runtime.ring_attention import ring_attention
-from seqplan.runtime.simulate import Job, simulate, simulate_whole
+from seqplan.runtime.simulate import Job, simulate, simulate_whole, verify
 from seqplan.runtime.simulate_replay import Operators
 from seqplan.runtime.simulate_stage import fake_group, operator_bodies
 from seqplan.runtime.simulate_tracker import Change, Tracker
@@ -225,3 +226,10 @@ def test_short_sequences_whose_peak_is_in_the_reduction(
     )
     found = grid.difference(grid.Point(name, asked, complete_layout(asked, fields)))
     assert abs(found.total) <= grid.WORST, found
+
+
+def test_a_sequence_that_would_take_hours_is_refused() -> None:
+    asked = formula_cases.question(grid.MODELS["llama-like"], seq_len=10**9, global_batch_size=1, gpus=1)
+    fields = {"dp": 1, "pp": 1, "tp": 1, "sp": 1, "micro_batch_size": 1}
+    with pytest.raises(SeqplanError, match="1,000,000,000 tokens are too many to simulate"):
+        verify(asked, complete_layout(asked, fields))
