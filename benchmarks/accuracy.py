@@ -34,7 +34,7 @@ from seqplan.planner.train_spec import TrainSpec
 from seqplan.profiles import load_implementation, load_model
 from seqplan.profiles.cluster_file import cluster_from
 from seqplan.profiles.this_machine import core_count
-from seqplan.runtime.calibrate_ranks import run_on_ranks
+from seqplan.runtime.calibration.calibrate_ranks import run_on_ranks
 
 RANKS = 4
 LAYOUTS = (
@@ -73,8 +73,8 @@ def train_and_measure(
 ) -> list[tuple[Measurements, list[list[float]]]]:
     """On each rank: calibration and a step of every layout, in turns; by the clock, and in CPU seconds."""
     from seqplan.runtime.calibrate import Calibration
-    from seqplan.runtime.calibrate_sizes import SIZES
-    from seqplan.runtime.calibrate_timing import Task, time_all
+    from seqplan.runtime.calibration.calibrate_sizes import SIZES
+    from seqplan.runtime.calibration.calibrate_timing import Task, time_all
 
     calibration = Calibration(device, RANKS, replace(SIZES["cpu"], rounds=rounds))
     steps = [Task(each.degrees_text, _training_step(each, device), together=True) for each in layouts]

@@ -37,7 +37,7 @@ def calibrate(
     from seqplan.planner.plan import check_output_path
     from seqplan.profiles.cluster_file import cluster_from
     from seqplan.runtime.calibrate import measure
-    from seqplan.runtime.calibrate_progress import progress_bar
+    from seqplan.runtime.calibration.calibrate_progress import progress_bar
 
     if not 1.0 <= seconds <= LONGEST_S:
         raise SeqplanError(f"--seconds {seconds:g} must be from 1 to {LONGEST_S:g}.")

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from seqplan.planner.calibration.samples import Measurements
 from seqplan.planner.errors import SeqplanError
-from seqplan.runtime.calibrate_ranks import Progress, prepare_device, run_on_ranks
-from seqplan.runtime.calibrate_sizes import SIZES, Sizes
-from seqplan.runtime.host_memory import TORCH_BYTES
+from seqplan.runtime.calibration.calibrate_ranks import Progress, prepare_device, run_on_ranks
+from seqplan.runtime.calibration.calibrate_sizes import SIZES, Sizes
+from seqplan.runtime.launching.host_memory import TORCH_BYTES
 
 if TYPE_CHECKING:
     import torch
 
-    from seqplan.runtime.calibrate_timing import Task
+    from seqplan.runtime.calibration.calibrate_timing import Task
 
 DeviceType = Literal["auto", "cpu", "cuda"]
 
@@ -106,7 +106,7 @@ def measure_rank(
     device: torch.device, report: Progress | None, ranks_per_node: int, seconds: float, sizes: Sizes
 ) -> Measurements:
     """All measurements on this rank; the same numbers on every rank."""
-    from seqplan.runtime.calibrate_timing import time_all
+    from seqplan.runtime.calibration.calibrate_timing import time_all
 
     calibration = Calibration(device, ranks_per_node, sizes)
     window_s = calibration.window_s(seconds)
@@ -120,9 +120,9 @@ class Calibration:
     def __init__(self, device: torch.device, ranks_per_node: int, sizes: Sizes) -> None:
         import torch
 
-        from seqplan.runtime import calibrate_compute as compute
-        from seqplan.runtime.calibrate_layer import Launches, Traffic
-        from seqplan.runtime.calibrate_links import Transfers, link_groups
+        from seqplan.runtime.calibration import calibrate_compute as compute
+        from seqplan.runtime.calibration.calibrate_layer import Launches, Traffic
+        from seqplan.runtime.calibration.calibrate_links import Transfers, link_groups
 
         self.device, self.ranks_per_node, self.sizes = device, ranks_per_node, sizes
         self.kernels = kernels = compute.usable_kernels(device)

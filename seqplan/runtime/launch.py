@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.runtime.failures import explain_failure
-from seqplan.runtime.host_memory import require_memory
-from seqplan.runtime.nodes import Nodes, check_outer_launcher, find_nodes
+from seqplan.runtime.launching.failures import explain_failure
+from seqplan.runtime.launching.host_memory import require_memory
+from seqplan.runtime.launching.nodes import Nodes, check_outer_launcher, find_nodes
+from seqplan.runtime.launching.worker import Job, MakeTrainer, rank_main
 from seqplan.runtime.options import RunOptions
 from seqplan.runtime.text_files import TextFiles
-from seqplan.runtime.worker import Job, MakeTrainer, rank_main
 
 if TYPE_CHECKING:
     from seqplan.planner.plan import Plan

@@ -22,11 +22,11 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.runtime.dropout import DropoutPlace, dropout
-from seqplan.runtime.kernel_device import layer_norm, rms_norm
 from seqplan.runtime.mesh import Mesh
 from seqplan.runtime.ring_attention import ring_attention
 from seqplan.runtime.rope import rotate
 from seqplan.runtime.rsa import AttentionDropout, rsa
+from seqplan.runtime.simulation.kernel_device import layer_norm, rms_norm
 from seqplan.runtime.tensor_parallel import column_linears, row_linear
 
 Split = Literal["column", "row", "vocab", "replicated"]

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.runtime.block_masks import accumulation_dtype, require_kernel
-from seqplan.runtime.head_groups import number_of_groups
+from seqplan.runtime.attention.block_masks import accumulation_dtype, require_kernel
+from seqplan.runtime.attention.head_groups import number_of_groups
+from seqplan.runtime.attention.ring_passes import Pass, backward, forward
 from seqplan.runtime.ring import Ring
-from seqplan.runtime.ring_passes import Pass, backward, forward
 
 
 def ring_attention(

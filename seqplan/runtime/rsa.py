@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.runtime.head_groups import number_of_groups
+from seqplan.runtime.attention.head_groups import number_of_groups
+from seqplan.runtime.attention.rsa_passes import Pass, backward, forward
+from seqplan.runtime.attention.rsa_scores import Dropout, pieces
 from seqplan.runtime.ring import Ring
-from seqplan.runtime.rsa_passes import Pass, backward, forward
-from seqplan.runtime.rsa_scores import Dropout, pieces
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from seqplan.planner.question import Question
 from seqplan.planner.schedule import one_f_one_b
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.verification import Verification, compare
-from seqplan.runtime.kernel_device import differences_of, kernels_of
-from seqplan.runtime.simulate_kinds import INDEX, by_kind
-from seqplan.runtime.simulate_replay import Operators
-from seqplan.runtime.simulate_stage import (
+from seqplan.runtime.simulation.kernel_device import differences_of, kernels_of
+from seqplan.runtime.simulation.simulate_kinds import INDEX, by_kind
+from seqplan.runtime.simulation.simulate_replay import Operators
+from seqplan.runtime.simulation.simulate_stage import (
     FakeTrainer,
     Reduced,
     fake_group,
@@ -32,8 +32,8 @@ from seqplan.runtime.simulate_stage import (
     fullest_rank,
     operator_bodies,
 )
-from seqplan.runtime.simulate_tracker import Tracker
-from seqplan.runtime.simulate_walk import Phase, Recording, phase_of
+from seqplan.runtime.simulation.simulate_tracker import Tracker
+from seqplan.runtime.simulation.simulate_walk import Phase, Recording, phase_of
 from seqplan.runtime.vocab_parallel import CHUNK_ELEMENTS
 
 MAX_LOSS_PIECES = 100_000

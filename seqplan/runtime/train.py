@@ -19,11 +19,11 @@ from torch.distributed import distributed_c10d
 
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.runtime.data import BatchPart, Data, TextData
+from seqplan.runtime.launching.worker import MakeTrainer
 from seqplan.runtime.metrics import UNTIMED_STEPS, RankReport, RunSummary, measure_peak_bytes
 from seqplan.runtime.options import RunOptions
 from seqplan.runtime.report import Reporter
 from seqplan.runtime.text_files import TextFiles
-from seqplan.runtime.worker import MakeTrainer
 
 if TYPE_CHECKING:
     from seqplan.planner.plan import Plan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from seqplan.planner.memory.symbols import ring_head_groups
-from seqplan.runtime.head_groups import number_of_groups
+from seqplan.runtime.attention.head_groups import number_of_groups
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 5, 6, 8, 12, 36])

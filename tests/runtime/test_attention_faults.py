@@ -20,12 +20,12 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.runtime.block_attention import block_backward, block_forward
-from seqplan.runtime.block_masks import Block, require_kernel
-from seqplan.runtime.head_groups import head_slices, number_of_groups
+from seqplan.runtime.attention.block_attention import block_backward, block_forward
+from seqplan.runtime.attention.block_masks import Block, require_kernel
+from seqplan.runtime.attention.head_groups import head_slices, number_of_groups
+from seqplan.runtime.attention.ring_passes import Pass, backward, forward, merge_
 from seqplan.runtime.ring import Ring
 from seqplan.runtime.ring_attention import ring_attention
-from seqplan.runtime.ring_passes import Pass, backward, forward, merge_
 from seqplan.runtime.rsa import AttentionDropout, rsa
 from tests.runtime.attention_cases import Case
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seqplan.runtime.block_attention import block_backward, block_forward
-from seqplan.runtime.block_masks import Block, finite_lse
+from seqplan.runtime.attention.block_attention import block_backward, block_forward
+from seqplan.runtime.attention.block_masks import Block, finite_lse
 from seqplan.runtime.ring_attention import ring_attention
 from tests.runtime.attention_cases import Case, reference, relative_errors, with_gradients
 

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from seqplan.runtime import ring_passes, rsa_passes
+from seqplan.runtime.attention import ring_passes, rsa_passes
 from seqplan.runtime.ring import Ring
 from seqplan.runtime.ring_attention import ring_attention
 from tests.ranks import run_ranks

@@ -15,9 +15,9 @@ from seqplan.planner.calibration.samples import Measurements
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.profiles.cluster_file import cluster_from
 from seqplan.runtime.calibrate import measure, measure_rank
-from seqplan.runtime.calibrate_ranks import run_on_ranks
-from seqplan.runtime.calibrate_sizes import SIZES, Sizes
-from seqplan.runtime.calibrate_timing import Task, time_all
+from seqplan.runtime.calibration.calibrate_ranks import run_on_ranks
+from seqplan.runtime.calibration.calibrate_sizes import SIZES, Sizes
+from seqplan.runtime.calibration.calibrate_timing import Task, time_all
 from tests.ranks import run_ranks
 
 TINY = Sizes(

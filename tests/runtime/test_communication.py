@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from seqplan.runtime import ring_passes, rsa_passes
+from seqplan.runtime.attention import ring_passes, rsa_passes
 from seqplan.runtime.ring import Event, Ring, observe, sent_totals
 from seqplan.runtime.ring_attention import ring_attention
 from seqplan.runtime.rsa import rsa

@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from seqplan.planner.errors import FailedError, SeqplanError
-from seqplan.runtime import host_memory
 from seqplan.runtime import launch as launch_module
-from seqplan.runtime.failures import classify, explain_failure, record_failure, stack_file
 from seqplan.runtime.launch import choose_device, launch
-from seqplan.runtime.nodes import Nodes, check_outer_launcher, find_nodes, first_host
+from seqplan.runtime.launching import host_memory
+from seqplan.runtime.launching.failures import classify, explain_failure, record_failure, stack_file
+from seqplan.runtime.launching.nodes import Nodes, check_outer_launcher, find_nodes, first_host
 from seqplan.runtime.options import RunOptions
 from tests.runtime.fake_run import fake_plan, fake_run
 

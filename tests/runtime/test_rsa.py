@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from seqplan.runtime.attention.rsa_scores import TILE_BYTES, pieces, tiles
 from seqplan.runtime.random_field import keep_mask
 from seqplan.runtime.rsa import AttentionDropout, rsa
-from seqplan.runtime.rsa_scores import TILE_BYTES, pieces, tiles
 from seqplan.runtime.sequence_split import local_positions
 from tests.ranks import run_ranks
 from tests.runtime.attention_cases import (

@@ -19,13 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.train_spec import TrainSpec
-from seqplan.runtime.kernel_device import kernels_of
 from seqplan.runtime.metrics import measure_peak_bytes
 from seqplan.runtime.ring_attention import ring_attention
 from seqplan.runtime.simulate import Job, simulate, simulate_whole, verify
-from seqplan.runtime.simulate_replay import Operators
-from seqplan.runtime.simulate_stage import fake_group, operator_bodies
-from seqplan.runtime.simulate_tracker import Change, Tracker
+from seqplan.runtime.simulation.kernel_device import kernels_of
+from seqplan.runtime.simulation.simulate_replay import Operators
+from seqplan.runtime.simulation.simulate_stage import fake_group, operator_bodies
+from seqplan.runtime.simulation.simulate_tracker import Change, Tracker
 from tests import grid
 from tests.planner import formula_cases
 from tests.ranks import run_ranks

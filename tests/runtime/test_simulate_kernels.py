@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from seqplan.runtime.kernel_device import DIFFERENCES, differences_of, kernels_of, layer_norm, rms_norm
 from seqplan.runtime.ring_attention import ring_attention
-from seqplan.runtime.simulate_replay import Operators
-from seqplan.runtime.simulate_shapes import KnownResults
-from seqplan.runtime.simulate_stage import fake_group, operator_bodies
-from seqplan.runtime.simulate_tracker import Change, Event, Tracker
+from seqplan.runtime.simulation.kernel_device import (
+    DIFFERENCES,
+    differences_of,
+    kernels_of,
+    layer_norm,
+    rms_norm,
+)
+from seqplan.runtime.simulation.simulate_replay import Operators
+from seqplan.runtime.simulation.simulate_shapes import KnownResults
+from seqplan.runtime.simulation.simulate_stage import fake_group, operator_bodies
+from seqplan.runtime.simulation.simulate_tracker import Change, Event, Tracker
 
 ROWS, SIZE = 8, 64
 

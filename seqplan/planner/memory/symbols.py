@@ -23,7 +23,7 @@ def column(values: Any) -> Floats:
 
 MAX_HEAD_GROUPS = 6
 MIN_RING_MESSAGE_BYTES = 1 << 20
-"""As in runtime/head_groups.py, which says why; a test holds the two together."""
+"""As in runtime/attention/head_groups.py, which says why; a test holds the two together."""
 
 
 def ring_head_groups(kv_heads: Floats, kv_bytes: Floats) -> Floats:

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from seqplan.runtime.block_masks import Block, accumulation_dtype
+from seqplan.runtime.attention.block_masks import Block, accumulation_dtype
 
 aten = torch.ops.aten
 

@@ -22,7 +22,12 @@ from typing import Any
 
 from seqplan.planner.errors import FailedError
 
-PRELOAD = ["torch", "torch.distributed", "torch.distributed.tensor", "seqplan.runtime.calibrate_layer"]
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch.distributed.tensor",
+    "seqplan.runtime.calibration.calibrate_layer",
+]
 """What the fork server imports, once for all ranks."""
 
 Progress = Callable[[str, float], None]

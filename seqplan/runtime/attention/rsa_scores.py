@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqplan.runtime.kernel_device import kernel_device
 from seqplan.runtime.random_field import keep_mask
 from seqplan.runtime.sequence_split import chunks
+from seqplan.runtime.simulation.kernel_device import kernel_device
 
 TILE_BYTES = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Size of a scratch tile of scores: a core's L2 cache on CPU; large on CUDA, where a tile costs launches."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqplan.planner.results import MEMORY_KINDS
-from seqplan.runtime.simulate_tracker import Record, Site
+from seqplan.runtime.simulation.simulate_tracker import Record, Site
 
 Vector = NDArray[np.int64]
 """Bytes by MEMORY_KINDS."""

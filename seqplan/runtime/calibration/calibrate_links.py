@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from seqplan.planner.calibration.samples import Transfer, TransferSample
-from seqplan.runtime.calibrate_sizes import Sizes
-from seqplan.runtime.calibrate_timing import InTurn, Task
+from seqplan.runtime.calibration.calibrate_sizes import Sizes
+from seqplan.runtime.calibration.calibrate_timing import InTurn, Task
 from seqplan.runtime.ring import Ring
 from seqplan.runtime.tensor_parallel import _all_gather_single, _reduce_scatter_single
 

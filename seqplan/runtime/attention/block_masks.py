@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seqplan.planner.errors import SeqplanError
-from seqplan.runtime.kernel_device import kernel_device
+from seqplan.runtime.simulation.kernel_device import kernel_device
 
 KERNELS = ("flash", "efficient", "math")
 

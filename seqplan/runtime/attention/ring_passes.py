@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqplan.runtime.block_attention import block_backward, block_forward
-from seqplan.runtime.block_masks import Block, accumulation_dtype, finite_lse
-from seqplan.runtime.head_groups import head_slices, heads_first
+from seqplan.runtime.attention.block_attention import block_backward, block_forward
+from seqplan.runtime.attention.block_masks import Block, accumulation_dtype, finite_lse
+from seqplan.runtime.attention.head_groups import head_slices, heads_first
+from seqplan.runtime.attention.ring_travel import Hand, Part, gradient_buffers, gradients_home, meet_all
 from seqplan.runtime.ring import Ring
-from seqplan.runtime.ring_travel import Hand, Part, gradient_buffers, gradients_home, meet_all
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seqplan.runtime.simulate_shapes import KnownResults
+from seqplan.runtime.simulation.simulate_shapes import KnownResults
 
 if TYPE_CHECKING:
-    from seqplan.runtime.simulate_replay import Operators
+    from seqplan.runtime.simulation.simulate_replay import Operators
 
 Site = tuple[str, str]
 """Module and function in which a storage was made: the innermost of this runtime or of FSDP2."""

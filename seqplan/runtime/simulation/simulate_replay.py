@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seqplan.runtime.ring import Ring
-from seqplan.runtime.simulate_tracker import Change, Event, Site, Tracker
+from seqplan.runtime.simulation.simulate_tracker import Change, Event, Site, Tracker
 
 WITHOUT_EFFECT = ("seed", "head_offset")
 """Arguments that choose values of a dropout mask and nothing else."""

@@ -32,7 +32,7 @@ from seqplan.runtime.model import Stage
 from seqplan.runtime.modules import Build
 from seqplan.runtime.options import RunOptions
 from seqplan.runtime.pipeline import PipelineDriver
-from seqplan.runtime.simulate_tracker import Tracker
+from seqplan.runtime.simulation.simulate_tracker import Tracker
 from seqplan.runtime.trainer import Trainer
 
 CPU = torch.device("cpu")

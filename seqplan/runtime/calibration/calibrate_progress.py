@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from seqplan.runtime.calibrate_ranks import Progress as Report
+from seqplan.runtime.calibration.calibrate_ranks import Progress as Report
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqplan.planner.schedule import Action, Compute
-from seqplan.runtime.simulate_kinds import INDEX, Vector, kind_of
-from seqplan.runtime.simulate_tracker import Change, Event, Mark
+from seqplan.runtime.simulation.simulate_kinds import INDEX, Vector, kind_of
+from seqplan.runtime.simulation.simulate_tracker import Change, Event, Mark
 
 
 def _zeros() -> Vector:

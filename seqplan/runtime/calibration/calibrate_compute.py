@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from seqplan.planner.calibration.samples import AttentionSample, Dtype, MatmulSample, TrafficSample
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import Kernel
-from seqplan.runtime.block_attention import block_backward, block_forward
-from seqplan.runtime.block_masks import Block, require_kernel
-from seqplan.runtime.calibrate_sizes import Sizes
-from seqplan.runtime.calibrate_timing import InTurn, Task
+from seqplan.runtime.attention.block_attention import block_backward, block_forward
+from seqplan.runtime.attention.block_masks import Block, require_kernel
+from seqplan.runtime.calibration.calibrate_sizes import Sizes
+from seqplan.runtime.calibration.calibrate_timing import InTurn, Task
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

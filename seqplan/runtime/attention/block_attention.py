@@ -16,9 +16,13 @@ import math
 import torch
 from torch import Tensor
 
-from seqplan.runtime.block_masks import Block, accumulation_dtype, finite_lse
-from seqplan.runtime.cuda_attention import cuda_flash_backward, efficient_backward, efficient_forward
-from seqplan.runtime.kernel_device import kernel_device
+from seqplan.runtime.attention.block_masks import Block, accumulation_dtype, finite_lse
+from seqplan.runtime.attention.cuda_attention import (
+    cuda_flash_backward,
+    efficient_backward,
+    efficient_forward,
+)
+from seqplan.runtime.simulation.kernel_device import kernel_device
 
 aten = torch.ops.aten
 

@@ -21,12 +21,12 @@ from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.timing.flops import BACKWARD_PER_FORWARD
 from seqplan.planner.timing.layer_time import GATED_PASSES, LAYER_KERNELS, RESIDUAL_PASSES
 from seqplan.planner.train_spec import TrainSpec
-from seqplan.runtime.calibrate_sizes import Sizes
-from seqplan.runtime.calibrate_timing import Task
-from seqplan.runtime.kernel_device import rms_norm
+from seqplan.runtime.calibration.calibrate_sizes import Sizes
+from seqplan.runtime.calibration.calibrate_timing import Task
 from seqplan.runtime.mesh import build_mesh
 from seqplan.runtime.modules import Build, Layer, Tokens, local
 from seqplan.runtime.rope import rotate, rotation
+from seqplan.runtime.simulation.kernel_device import rms_norm
 
 FEWEST_TOKENS, LEAST_HIDDEN = 8, 64
 

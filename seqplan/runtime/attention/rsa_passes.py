@@ -16,11 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqplan.runtime.block_masks import accumulation_dtype
-from seqplan.runtime.head_groups import head_slices
-from seqplan.runtime.ring import Ring
-from seqplan.runtime.ring_travel import Hand, Part, gradient_buffers, gradients_home, meet_all
-from seqplan.runtime.rsa_scores import (
+from seqplan.runtime.attention.block_masks import accumulation_dtype
+from seqplan.runtime.attention.head_groups import head_slices
+from seqplan.runtime.attention.ring_travel import Hand, Part, gradient_buffers, gradients_home, meet_all
+from seqplan.runtime.attention.rsa_scores import (
     Dropout,
     GroupDropout,
     Piece,
@@ -32,6 +31,7 @@ from seqplan.runtime.rsa_scores import (
     row_softmax_,
     tiles,
 )
+from seqplan.runtime.ring import Ring
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.runtime.failures import record_failure, stack_file
+from seqplan.runtime.launching.failures import record_failure, stack_file
 from seqplan.runtime.options import RunOptions
 from seqplan.runtime.text_files import TextFiles
 

@@ -1,0 +1,1 @@
+"""What ring attention and ring self-attention do with one block, and how blocks travel."""
