@@ -42,8 +42,9 @@ demo: $(STAMP)
 	OMP_NUM_THREADS=1 $(PY) -m seqplan run demo-run/plan.yaml --steps 20 --output-dir demo-run \
 	  --data "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/asyncio"
 
+# Two tests at once: most use one core, and those of several ranks wait for each other much of the time.
 test: $(STAMP)
-	@OMP_NUM_THREADS=1 $(PY) -m pytest
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 # The architecture test is part of the suite; it runs here first too, because it costs a second and fails early.
 static: $(STAMP)

@@ -27,8 +27,8 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.launching.failures import explain_failure
 from seqplan.runtime.launching.host_memory import require_memory
 from seqplan.runtime.launching.nodes import Nodes, check_outer_launcher, find_nodes
-from seqplan.runtime.launching.worker import Job, MakeTrainer, rank_main
-from seqplan.runtime.options import RunOptions
+from seqplan.runtime.launching.worker import Job, rank_main
+from seqplan.runtime.options import MakeTrainer, RunOptions
 from seqplan.runtime.text_files import TextFiles
 
 if TYPE_CHECKING:

@@ -6,13 +6,17 @@ no torch, so that the command line can show the defaults without paying for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.spec import Spec
+
+MakeTrainer = Callable[..., Any]
+"""(plan, device, options) -> a Trainer; a function at the top level of a module, it travels by name."""
 
 
 class RunOptions(Spec):

@@ -19,9 +19,8 @@ from torch.distributed import distributed_c10d
 
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.runtime.data import BatchPart, Data, TextData
-from seqplan.runtime.launching.worker import MakeTrainer
 from seqplan.runtime.metrics import UNTIMED_STEPS, RankReport, RunSummary, measure_peak_bytes
-from seqplan.runtime.options import RunOptions
+from seqplan.runtime.options import MakeTrainer, RunOptions
 from seqplan.runtime.report import Reporter
 from seqplan.runtime.text_files import TextFiles
 

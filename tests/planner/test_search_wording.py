@@ -33,8 +33,6 @@ def test_what_the_trainer_lacks_is_told_as_it_was_typed() -> None:
     answer = suggest(ours(), Pins(recompute="selective", mesh_order=("pp", "dp", "tp", "sp")))
     assert answer.would_fit[0].startswith("Without --recompute selective (best with --recompute ")
     assert answer.notes[-1] == "Pinned: --recompute selective --mesh-order pp,dp,tp,sp."
-    (line,) = suggest(ours(), Pins(stage_layers=(6, 6))).would_fit
-    assert re.match(r"Without --stage-layers 6,6 \(best with --stage-layers [\d,]+\): ", line)
 
 
 def test_a_mesh_order_that_is_none_is_no_pin() -> None:

@@ -9,14 +9,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seqplan.runtime.launching.failures import record_failure, stack_file
-from seqplan.runtime.options import RunOptions
+from seqplan.runtime.options import MakeTrainer, RunOptions
 from seqplan.runtime.text_files import TextFiles
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 """How long a rank that lost a peer waits before it ends, so that the peer's end is the first one seen."""
-
-MakeTrainer = Callable[..., Any]
-"""(plan, device, options) -> a Trainer; a function at the top level of a module, it travels by name."""
 
 
 @dataclass(frozen=True)
