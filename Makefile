@@ -1,5 +1,5 @@
 # The repository's commands. Every target sets up .venv first (a stamp file makes the second call free).
-#   make demo         plan a small model for this machine, train it 20 steps on 4 processes, planned beside measured
+#   make demo         measure this machine, plan a small model for it, train it 20 steps on 4 processes
 #   make test         all tests
 #   make check        format, lint, types, architecture, then all tests (once, also in `make check test`)
 #   make grid         the whole grid of estimates against simulations (tests take the cheapest points)
@@ -35,10 +35,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP)
 
-# One thread a rank: the four processes share this machine's cores.
+# Measured first, so that the planned step time is this machine's. One thread a rank: the four processes share its cores.
 demo: $(STAMP)
 	@mkdir -p demo-run
-	$(PY) -m seqplan suggest tiny --cluster local --gpus 4 --sp 2 --seq-len 512 --global-batch-size 8 -o demo-run/plan.yaml
+	OMP_NUM_THREADS=1 $(PY) -m seqplan calibrate --nproc 4 --seconds 20 -o demo-run/cluster.yaml
+	$(PY) -m seqplan suggest tiny --cluster demo-run/cluster.yaml --gpus 4 --sp 2 --seq-len 512 --global-batch-size 8 -o demo-run/plan.yaml
 	OMP_NUM_THREADS=1 $(PY) -m seqplan run demo-run/plan.yaml --steps 20 --output-dir demo-run \
 	  --data "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/asyncio"
 

@@ -90,8 +90,6 @@ def launch(
     try:
         job = Job(plan, files, options, device_type, log_dir, make_trainer)
         return _run_ranks(job, nodes)
-    except KeyboardInterrupt:  # before the first rank was started
-        return RunResult(SIGNAL_BASE + signal.SIGINT)
     finally:
         shutil.rmtree(log_dir, ignore_errors=True)
 
