@@ -129,6 +129,7 @@ Moment = Literal[
     "end",
     "reduction",
     "layer_reduction",
+    "last_layer_reduction",
     "root_reduction",
     "summing",
     "gather",
@@ -140,6 +141,7 @@ up_backward, qkv_backward: of the linears that read the input of MLP and attenti
 middle kept has gone; recomputation: while a backward recomputes a layer; end: when the backward has come to
 the first layer; first_embedding_backward: that of a step's first micro-batch; reduction: while gradients of
 the layer before are being reduced; layer_reduction: of the first layer, at the end of a backward;
+last_layer_reduction: with layer_reduction, of the last layer, at the begin of a backward;
 root_reduction: after it, of what is outside the layers; summing: of some layers, while the others' backward
 runs; gather: of the weights outside the layers, before a backward; gradient_sum: after the last backward."""
 

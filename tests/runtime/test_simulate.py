@@ -207,6 +207,8 @@ def test_estimate_equals_simulation_on_a_part_of_the_grid() -> None:
 SHORT: list[tuple[str, int, dict[str, Any]]] = [
     ("llama-like", 12, {"dp": 4, "pp": 4, "zero_stage": 3}),  # the embedding's reduction
     ("gpt2-like", 8, {"dp": 2, "pp": 4, "tp": 4, "zero_stage": 0}),  # a stage's gradients in one bucket
+    ("llama-like", 8, {"dp": 4, "pp": 4, "zero_stage": 3}),  # a stage of two layers, no weights outside them
+    ("qwen3-like", 1, {"dp": 4, "pp": 1, "zero_stage": 2}),  # the embedding's backward beside a reduction
 ]
 
 

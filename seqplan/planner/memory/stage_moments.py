@@ -78,6 +78,12 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
                 next_one: Case = [*gone, (one, b.working["reduction"])]
                 cases[prefix + "mlp_backward, reducing"] = [*mlp, *next_one]
                 cases[prefix + "attention_backward, reducing"] = [*attention, *next_one]
+            if b.working["layer_reduction"].by_kind and b.num_layers > 1:
+                last_reduced: Case = [*base, (one, b.layers), (-one, b.layer)]
+                last_reduced += [(b.last_recomputed, b.recomputed_extra)]
+                for moment in ("layer_reduction", "last_layer_reduction"):
+                    last_reduced.append((one, b.working[moment]))
+                cases[prefix + "last_layer_reduction"] = last_reduced
             if b.has_head and b.working["summing"].by_kind:
                 # In a step's last backward, which is like any other on the last stage alone.
                 filled, one_layer = layers_of_a_bucket(b), b.layers.times(1.0 / b.num_layers)
@@ -97,7 +103,11 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
     if b.working["layer_reduction"].by_kind:
         reduced: Case = [*end, (-one, b.inputs), (one, b.micro_batch)]
         cases["layer_reduction"] = [*reduced, (one, b.working["layer_reduction"])]
-        cases["root_reduction"] = [*reduced, (one, b.working["root_reduction"])]
+        root: Case = [*reduced, (one, b.working["root_reduction"])]
+        # Of several micro-batches in flight the first finds no gradients, the next waits for one less.
+        started = all_started * (in_flight > 1.0)
+        cases["root_reduction"] = [*root, (-started, b.embedding_gradients)]
+        cases["later root_reduction"] = _where(started, [*root, (-one, b.kept)])
     if b.num_layers > 1:
         end += [(one, b.working["reduction"]), (one, b.working["end"])]
     if b.num_layers > 0 and b.working["summing"].by_kind:
@@ -125,6 +135,8 @@ def stage_cases(bundles: StageBundles, in_flight: Floats, all_started: Any) -> d
             (one, b.working["attention_backward"]),
         ]
     if b.has_embedding or b.has_head:
+        if b.num_layers == 1:
+            end = [*end, (one, b.working["reduction"])]
         cases["first_embedding_backward"] = [*end, (one, b.working["first_embedding_backward"])]
         # Where all micro-batches were in flight, one that finds gradients waits for one less.
         fewer: Case = [(-all_started, b.kept), (one, b.working["embedding_backward"])]
