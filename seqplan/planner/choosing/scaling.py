@@ -24,7 +24,7 @@ the first."""
 
 
 COMPUTE_AT_LEAST = 0.9
-"""Share of its seconds that a matmul keeps, at least, when it grows: larger ones run faster."""
+"""Share of its seconds that a matmul keeps, at least, when it grows, as larger ones run faster (assumed)."""
 
 
 def half_the_devices(question: Question, pins: Pins, time: TimeEstimate) -> tuple[str, ...]:

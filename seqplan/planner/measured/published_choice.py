@@ -38,10 +38,6 @@ class Choice:
     """(step time, layout) of all degrees that fit, the fastest first."""
 
     @property
-    def feasible(self) -> bool:
-        return not self.reasons and self.peak_bytes <= self.limit_bytes
-
-    @property
     def share_of_best(self) -> float:
         """Speed of the chosen layout over that of the best."""
         return min(self.others[0][0], self.step_time_s) / self.step_time_s
