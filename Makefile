@@ -31,6 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	echo "setting up $(VENV) with $$($$python --version)"; \
 	"$$python" -m venv $(VENV)
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@$(PY) -m compileall -q seqplan
 	@pwd -P > $@
 
 setup: $(STAMP)

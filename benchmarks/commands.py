@@ -9,6 +9,7 @@ resident set. The limits are those of the project's issues, in CPU-seconds of on
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import statistics
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+import seqplan
 
 
 def suggest(model: str, cluster: str, gpus: int, seq_len: int, global_batch_size: int) -> list[str]:
@@ -67,6 +70,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
+    # As installed: otherwise each process compiles the changed modules where no bytecode may be written.
+    compileall.compile_dir(str(Path(seqplan.__file__).parent), quiet=1)
     table = Table("command", "CPU s", "limit", "CPU / limit", "MiB")
     with tempfile.TemporaryDirectory() as folder:
         cases = Path(folder) / "cases.jsonl"

@@ -103,7 +103,8 @@ def time_table(question: Question, table: LayoutTable, played: bool = False) -> 
         kind: microbatches * of_slowest([stage.by_kind[kind] for stage in stages])
         for kind in ("compute", "recompute", "tp", "sp", "pp", "dp")
     }
-    all_stages = np.tensordot(counts, totals, 1)
+    # No BLAS here: its threads would wait for more work by spinning, which is charged as CPU time.
+    all_stages = np.einsum("s,s...->...", counts, totals)
     longest = np.max(totals, axis=0)
     of_shape = dict(zip(shapes, stages, strict=True))
     in_order = [of_shape[place] for place in places]
