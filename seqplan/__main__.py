@@ -19,7 +19,7 @@ from seqplan.planner.errors import SeqplanError
 BAD_INPUT = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-TRAIN = frozenset({"run", "calibrate", "verify"})
+USE_TORCH = frozenset({"run", "calibrate", "verify"})
 """Commands that use torch, whose own linear algebra may read the same variable."""
 
 
@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(typed: list[str]) -> int:
     """Parse and run with typer's command, but none of its own error printing."""
-    if not TRAIN.intersection(typed[:1]):
-        # numpy's OpenBLAS starts a thread a core as it loads; they wait by spinning: 0.1 CPU-s for no product.
+    if not USE_TORCH.intersection(typed[:1]):
+        # OpenBLAS starts a thread a core as numpy loads; they wait by spinning: 0.1 CPU-s for no product.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import typer
 

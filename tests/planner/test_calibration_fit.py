@@ -14,7 +14,7 @@ from seqplan import profiles
 from seqplan.planner.calibration.cluster_profile import cluster_text, profile_of, profile_text
 from seqplan.planner.calibration.factors import FACTORS, scaled
 from seqplan.planner.calibration.fit_runs import Fit, determined, fit_runs
-from seqplan.planner.calibration.rate_curves import attention_curve, matmul_curve, transfer_line
+from seqplan.planner.calibration.rate_curves import attention_curve, causal_tile, matmul_curve, transfer_line
 from seqplan.planner.calibration.run_records import Run, read_run
 from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.cluster_spec import ClusterSpec
@@ -38,7 +38,12 @@ def test_a_matmul_curve_gives_back_its_numbers() -> None:
 
 
 def test_an_attention_curve_finds_the_tile_that_a_mask_spares() -> None:
-    curve = attention_curve(calibrated.attention("fp32"))
+    noisy = [
+        each.model_copy(update={"forward_s": each.forward_s * factor})
+        for each, factor in zip(calibrated.attention("bf16"), (1.2, 0.9, 0.8, 1.1, 1.0), strict=True)
+    ]
+    tile = causal_tile([noisy, calibrated.attention("fp32")])  # whichever dtype comes first
+    curve = attention_curve(calibrated.attention("fp32"), tile)
     assert curve.half_sizes[2] == calibrated.CAUSAL_TILE
     assert curve.flops_per_s == pytest.approx(calibrated.ATTENTION_RATE, rel=CLOSE)
     assert curve.error < CLOSE

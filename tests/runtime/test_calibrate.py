@@ -27,6 +27,7 @@ TINY = Sizes(
     between_tokens=(32,),
     between_hidden=64,
     transfer_bytes=(1 << 10, 1 << 14),
+    work_between=(16, 16, 16),
     rounds=2,
 )
 RANKS = 2
@@ -103,6 +104,36 @@ def counted(device: object, report: object) -> list[int]:
 def test_every_rank_calls_a_collective_equally_often() -> None:
     first, second = run_on_ranks(RANKS, "cpu", counted, (), nothing, LIMIT_S)
     assert first == second > 3
+
+
+def with_work(device: object, report: object) -> tuple[int, float, float]:
+    """How often the work was done alone, and a barrier after it: the work taken off, and not."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    alone = [0]
+
+    def work() -> None:
+        alone[0] += 1
+        time.sleep(0.01)
+
+    def work_and_barrier() -> None:
+        time.sleep(0.01)
+        dist.barrier()
+
+    taken_off = Task("taken off", work_and_barrier, together=True, beside=work)
+    left = Task("left", work_and_barrier, together=True)
+    time_all([taken_off, left], torch.device("cpu"), 0.1, 3, None)
+    return alone[0], taken_off.seconds, left.seconds
+
+
+@pytest.mark.ranks
+def test_work_beside_a_collective_is_taken_off() -> None:
+    alone, taken_off, left = run_on_ranks(RANKS, "cpu", with_work, (), nothing, LIMIT_S)
+    assert alone > 3
+    assert taken_off < 0.6 * left
 
 
 def interrupted(device: object, report: object) -> str:

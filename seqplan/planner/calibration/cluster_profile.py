@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from seqplan.planner.calibration.rate_curves import Curve, attention_curve, matmul_curve, transfer_line
+from seqplan.planner.calibration.rate_curves import (
+    Curve,
+    attention_curve,
+    causal_tile,
+    matmul_curve,
+    transfer_line,
+)
 from seqplan.planner.calibration.samples import Dtype, Measurements, TransferSample
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec
 
@@ -100,12 +106,11 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
         dtype: matmul_curve([each for each in measured.matmuls if each.dtype == dtype])
         for dtype in measured.kernels
     }
-    attention: dict[Dtype, Curve] = {}
     # The fastest dtype is the one that is trained in, so its curve is the device's.
     order = sorted(matmul, key=lambda dtype: -matmul[dtype].flops_per_s)
-    for dtype in order:
-        points = [each for each in measured.attention if each.dtype == dtype]
-        attention[dtype] = attention_curve(points, attention[order[0]].half_sizes[2] if attention else None)
+    points = {dtype: [each for each in measured.attention if each.dtype == dtype] for dtype in order}
+    tile = causal_tile(list(points.values()))
+    attention = {dtype: attention_curve(points[dtype], tile) for dtype in order}
     best_matmul, best_attention = matmul[order[0]], attention[order[0]]
     copy_bytes_per_s = _rate(measured, "copy") / share
     work_bytes_per_s = _rate(measured, "elementwise") / share

@@ -71,20 +71,22 @@ def matmul_curve(samples: Sequence[MatmulSample]) -> Curve:
     return _best([((a, b), work) for a, b, work in grid], seconds)
 
 
-def attention_curve(samples: Sequence[AttentionSample], tile: float | None = None) -> Curve:
-    """The curve through forward and backward together: a training step always runs both.
+def causal_tile(kinds: Sequence[Sequence[AttentionSample]]) -> float:
+    """The tile that explains the samples of all dtypes together best: one kernel computes them all."""
+    return min(CAUSAL_TILES, key=lambda tile: sum(attention_curve(each, tile).error ** 2 for each in kinds))
 
-    `tile`: the causal tile, where another dtype of the same kernel has told it.
-    """
+
+def attention_curve(samples: Sequence[AttentionSample], tile: float) -> Curve:
+    """The curve through forward and backward together: a training step always runs both."""
     tokens = np.array([float(each.tokens) for each in samples])
     flops = np.array([(1.0 + BACKWARD_PER_FORWARD) * each.forward_flops for each in samples])
     seconds = np.array([each.forward_s + each.backward_s for each in samples])
     size = np.array([float(each.head_dim) for each in samples])
-    grid = []
-    tiles = CAUSAL_TILES if tile is None else (tile,)
-    for keys, half, narrow in product(tiles, HALF_TOKENS, HALF_HEADS):
-        hidden = 1.0 + np.minimum(keys / tokens, 1.0)
-        grid.append(((half, narrow, keys), flops * hidden * (1.0 + half / tokens) * (1.0 + narrow / size)))
+    hidden = 1.0 + np.minimum(tile / tokens, 1.0)
+    grid = [
+        ((half, narrow, tile), flops * hidden * (1.0 + half / tokens) * (1.0 + narrow / size))
+        for half, narrow in product(HALF_TOKENS, HALF_HEADS)
+    ]
     return _best(grid, seconds)
 
 

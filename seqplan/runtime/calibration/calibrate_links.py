@@ -3,6 +3,10 @@
 Ranks of a node are measured with each other, in the whole node and in pairs, all pairs at once; on several
 nodes also rank i of every node with its counterparts, all at once, which is how a training step uses the
 network.
+
+On a CPU every transfer has work before it, which is taken off: ranks that compute reach a collective at
+different moments, and those that wait sleep and are woken (measured with four ranks on two cores: 8.2 ms an
+all-reduce of 1 MiB after a matmul, 6.2 ms one after the other). A GPU has its queue for that.
 """
 
 from __future__ import annotations
@@ -61,14 +65,16 @@ class Transfers:
         where = "between nodes" if link.leaves_node else "in a node"
         self.sizes: list[tuple[Transfer, int]] = []
         self.tasks = []
+        work = _work(sizes.work_between, device) if sizes.work_between else None
         for size_bytes in sizes.transfer_bytes:
             elements = max(1, size_bytes // 4 // self.ranks) * self.ranks
             for kind in KINDS:
                 self.sizes.append((kind, 4 * elements))
                 what = f"{kind} {size_bytes >> 10} KiB, {self.ranks} ranks {where}"
-                make = partial(_call, kind, link.group, elements, self.ranks, device)
+                make = partial(_call, kind, link.group, elements, self.ranks, device, work)
                 # Other buffers each time: training never sends what it has just sent.
-                self.tasks.append(Task(what, InTurn(make, 8.0 * elements, device.type), together=True))
+                call = InTurn(make, 8.0 * elements, device.type)
+                self.tasks.append(Task(what, call, together=True, beside=work))
 
     def samples(self) -> list[TransferSample]:
         return [
@@ -83,16 +89,39 @@ class Transfers:
         ]
 
 
+def _work(shape: tuple[int, int, int], device: torch.device) -> Callable[[], object]:
+    """A matmul of (rows, columns, depth)."""
+    rows, columns, depth = shape
+    left, right = torch.randn(rows, depth, device=device), torch.randn(depth, columns, device=device)
+    return partial(torch.mm, left, right, out=torch.empty(rows, columns, device=device))
+
+
 def _call(
-    kind: Transfer, group: dist.ProcessGroup, elements: int, size: int, device: torch.device
+    kind: Transfer,
+    group: dist.ProcessGroup,
+    elements: int,
+    size: int,
+    device: torch.device,
+    work: Callable[[], object] | None,
 ) -> Callable[[], object]:
+    """The work, then the transfer; a hop is on its way meanwhile, as in ring attention."""
     whole = torch.zeros(elements, device=device)
     part = whole.new_zeros(whole.numel() // size)
-    if kind == "all_reduce":
-        return lambda: dist.all_reduce(whole, group=group)
-    if kind == "all_gather":
-        return lambda: _all_gather_single(whole, part, group=group)
-    if kind == "reduce_scatter":
-        return lambda: _reduce_scatter_single(part, whole, group=group)
     ring, arriving = Ring(group), torch.empty_like(whole)
-    return lambda: ring.post({"block": (whole, arriving)}).wait()
+
+    def call() -> None:
+        if work is not None and kind != "neighbour":
+            work()
+        if kind == "all_reduce":
+            dist.all_reduce(whole, group=group)
+        elif kind == "all_gather":
+            _all_gather_single(whole, part, group=group)
+        elif kind == "reduce_scatter":
+            _reduce_scatter_single(part, whole, group=group)
+        else:
+            hop = ring.post({"block": (whole, arriving)})
+            if work is not None:
+                work()
+            hop.wait()
+
+    return call

@@ -19,6 +19,8 @@ class Sizes:
     between_hidden: int
     transfer_bytes: tuple[int, ...]
     """Of the whole tensor."""
+    work_between: tuple[int, int, int] | None = None
+    """The matmul before each transfer, where ranks share what computes; about as long as a transfer."""
     rounds: int = 7
     """Windows of each measurement, of which the median counts."""
 
@@ -34,6 +36,7 @@ SIZES = {
         between_tokens=(512, 1024, 2048),
         between_hidden=256,
         transfer_bytes=(16 << 10, 256 << 10, 1 << 20, 4 << 20),
+        work_between=(1024, 512, 256),
     ),
     "cuda": Sizes(
         matmuls=(

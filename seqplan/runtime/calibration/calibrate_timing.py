@@ -25,6 +25,9 @@ COLD_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 
 MOST_COPIES = 64
 
+LEAST_S = 1e-6
+"""Of a time that is a difference of two."""
+
 CALLS_BETWEEN_WAITS = 16
 """A GPU is waited for now and then only, so that its queue stays full."""
 
@@ -37,14 +40,16 @@ class Task:
     call: Callable[[], object]
     together: bool = False
     """A collective: every rank must call it equally often."""
+    beside: Callable[[], object] | None = None
+    """What each call also does, that is timed right after as often, and taken off."""
     means_s: list[float] = field(default_factory=list)
     cpu_means_s: list[float] = field(default_factory=list)
     """The same in seconds of this process's own CPU time, all threads: what waits costs nothing."""
 
     @property
     def seconds(self) -> float:
-        """Median over the rounds."""
-        return statistics.median(self.means_s)
+        """Median over the rounds; a difference that drowns in noise is next to nothing, not less."""
+        return max(statistics.median(self.means_s), LEAST_S)
 
 
 class InTurn:
@@ -81,7 +86,11 @@ def time_all(
             if report is not None:
                 report(task.what, (turn * len(tasks) + number) / (rounds * len(tasks)))
             _wait_for_all(device)
-            taken = _calls(task, count, device) if task.together else _window(task, device, window_s)
+            taken = _calls(task.call, count, device) if task.together else _window(task, device, window_s)
+            if task.beside is not None:
+                _wait_for_all(device)
+                alone = _calls(task.beside, count, device)
+                taken = (taken[0] - alone[0], taken[1] - alone[1])
             task.means_s.append(_median_of_ranks(taken[0], device))
             task.cpu_means_s.append(_median_of_ranks(taken[1], device))
 
@@ -92,16 +101,19 @@ def _first_call(task: Task, device: torch.device, window_s: float) -> int:
     if not task.together:
         return 1
     _wait_for_all(device)
-    once = torch.tensor([_calls(task, 1, device)[0]], dtype=torch.float64, device=device)
+    seconds = _calls(task.call, 1, device)[0]
+    if task.beside is not None:
+        seconds += _calls(task.beside, 1, device)[0]
+    once = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(once, op=dist.ReduceOp.MAX)
     return max(1, min(MOST_CALLS, round(window_s / float(once))))
 
 
-def _calls(task: Task, count: int, device: torch.device) -> tuple[float, float]:
+def _calls(call: Callable[[], object], count: int, device: torch.device) -> tuple[float, float]:
     """Mean seconds of `count` calls: on the clock, and of this process's CPU time."""
     started, cpu_started = time.perf_counter(), time.process_time()
     for _ in range(count):
-        task.call()
+        call()
     _finish(device)
     return (time.perf_counter() - started) / count, (time.process_time() - cpu_started) / count
 
