@@ -20,7 +20,7 @@ from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS, TIME_KINDS, MemoryEstimate, StageMemory, TimeEstimate
 from seqplan.planner.time_model import time_table
 from seqplan.planner.timing.flops import model_flops_per_step
-from seqplan.planner.timing.overlaps import overlap_notes
+from seqplan.planner.timing.overlaps import time_notes
 
 
 def memory_estimates(question: Question, table: LayoutTable) -> list[MemoryEstimate]:
@@ -104,7 +104,7 @@ def time_estimates(
                 mfu=flops / (own.gpus * times.peak_flops_per_s * seconds),
                 by_kind={kind: float(times.by_kind[kind][row]) for kind in TIME_KINDS},
                 bubble_fraction=float(bubble[row]),
-                notes=overlap_notes(own, table.row(row)),
+                notes=time_notes(own, table.row(row)),
             )
         )
     return estimates

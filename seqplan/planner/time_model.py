@@ -26,7 +26,7 @@ from seqplan.planner.results import TIME_KINDS, TimeEstimate
 from seqplan.planner.timing.data_parallel_time import DataParallelClock
 from seqplan.planner.timing.flops import model_flops_per_step
 from seqplan.planner.timing.layer_time import LayerClock
-from seqplan.planner.timing.overlaps import overlap_notes
+from seqplan.planner.timing.overlaps import time_notes
 from seqplan.planner.timing.pipeline_time import pipeline_s
 from seqplan.planner.timing.shared_cores import on_shared_cores_s
 from seqplan.planner.timing.stage_time import StageTime, played_s, stage_time
@@ -198,5 +198,5 @@ def time_estimate(question: Question, layout: Layout) -> TimeEstimate:
         mfu=float(times.mfu[0]),
         by_kind=by_kind,
         bubble_fraction=float(times.bubble_fraction[0]),
-        notes=overlap_notes(question, layout),
+        notes=time_notes(question, layout),
     )

@@ -13,6 +13,7 @@ from seqplan.planner.question import Question
 from seqplan.planner.results import TIME_KINDS, TimeEstimate
 from seqplan.planner.time_model import time_estimate, time_table
 from seqplan.planner.timing.flops import model_flops_per_step
+from seqplan.profiles import load_cluster, load_implementation
 from tests.planner.formula_cases import cluster, decoder, encoder, gpt, layout, our_trainer, question, trainer
 
 EXACT = 1e-9
@@ -72,11 +73,20 @@ def test_one_gpu_communicates_nothing() -> None:
     for name in ("tp", "sp", "pp", "dp", "bubble", "recompute"):
         assert found.by_kind[name] == 0.0, name
     assert found.bubble_fraction == 0.0
-    assert found.notes == ()
+    assert not [note for note in found.notes if note.startswith("assumed")]  # nothing overlaps
     assert found.by_kind["compute"] > 0
     # Adam: 28 bytes, the norm 4, the bf16 copy 2, at 1 TB/s.
     rows = asked.model.parameters() + 2 * 24 * 512  # vocabulary 1000 padded to 1024, two tables
     assert found.by_kind["optimizer"] == pytest.approx(34 * rows / 1e12, rel=EXACT)
+
+
+def test_what_was_never_timed_on_a_gpu_says_so() -> None:
+    """A profile measured here is of CPU ranks, which the model was held against."""
+    own, timed = load_implementation("seqplan"), load_implementation("nanotron")
+    on_cpu = load_cluster("local")
+    for by, on, said in ((own, cluster(), 1), (timed, cluster(), 0), (own, on_cpu, 0)):
+        asked = question(gpus=1, global_batch_size=4, on=on).model_copy(update={"implementation": by})
+        assert sum("timed on a GPU" in note for note in estimate(asked).notes) == said, by.name
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def without(time: TrainerTime, names: Iterable[str]) -> TrainerTime:
     return time.model_copy(update=changed)
 
 
-def overlap_notes(question: Question, layout: Layout) -> tuple[str, ...]:
-    """What the estimate assumes to run at the same time, and what to be waited for."""
+def time_notes(question: Question, layout: Layout) -> tuple[str, ...]:
+    """What the estimate assumes to run at the same time, what to be waited for, and how sure it is."""
     costs = question.implementation.time
     at_once = question.cluster.device.transfers_overlap
     notes: list[str] = []
@@ -67,7 +67,8 @@ def overlap_notes(question: Question, layout: Layout) -> tuple[str, ...]:
         cluster = question.cluster
         if cluster.cores_per_node is not None and cluster.cores_per_node < cluster.gpus_per_node:
             notes.append("a stage that waits leaves its core to the others")
-    return tuple(f"assumed: {note}" for note in notes)
+    unsure = [costs.unmeasured] if costs.unmeasured and question.cluster.device.kind != "cpu" else []
+    return (*(f"assumed: {note}" for note in notes), *unsure)
 
 
 def _states(costs: TrainerTime, at_once: bool, layout: Layout) -> str:

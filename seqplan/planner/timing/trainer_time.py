@@ -20,6 +20,7 @@ AS_COUNTED = Quantity(1.0, "as counted: every operation between the matmuls in o
 class TrainerTime(Spec):
     """Costs of one trainer. All are seconds on the critical path or factors of what the model counts."""
 
+    unmeasured: str = Field(default="", description="said with every time on a GPU: what nobody has measured")
     elementwise_factor: Quantity = Field(
         default=AS_COUNTED, description="memory traffic between the matmuls over that of fused kernels"
     )
