@@ -252,14 +252,15 @@ def run(
     On this machine's ranks, or on this node's.
     """
     from seqplan import profiles, render
-    from seqplan.planner.adopted_plan import RUNTIME, adopted
-    from seqplan.planner.plan import load_plan, plan_warnings, require_fit
+    from seqplan.planner.adopted_plan import RUNTIME, adopted, up_to_date
+    from seqplan.planner.plan import load_plan, require_fit
     from seqplan.runtime.launch import launch
 
     plan = load_plan(plan_file, profiles.load_implementation)
     ours = profiles.load_implementation(RUNTIME)
     if plan.implementation == RUNTIME:
-        render.tell("warning", plan_warnings(plan, ours))
+        plan, changed = up_to_date(plan, ours)
+        render.tell("warning", changed)
     else:
         plan, re_made = adopted(plan, ours)
         render.tell("warning", [re_made])

@@ -1,14 +1,15 @@
-"""A plan made for another trainer, as our runtime would run it: the same layout, our own estimate.
+"""A plan as our runtime would run it: the same layout, with an estimate of this very run.
 
 Another trainer keeps other tensors, so its estimate beside our measurement would compare two programs. What
-only the other trainer can do is refused by the same rules as everywhere.
+only the other trainer can do is refused by the same rules as everywhere. A plan that was edited, or made by
+another version, has an estimate of something else too.
 """
 
 from __future__ import annotations
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.plan import Plan, make_plan
+from seqplan.planner.plan import Plan, make_plan, plan_warnings
 from seqplan.planner.rules.legality import run_reasons
 from seqplan.planner.search import score
 
@@ -31,3 +32,14 @@ def adopted(plan: Plan, ours: ImplementationSpec) -> tuple[Plan, str]:
         f"planned for {plan.implementation}; this runtime is {RUNTIME}: the estimate below is re-made for it."
     )
     return make_plan(question, score(question, plan.layout)), text
+
+
+def up_to_date(plan: Plan, ours: ImplementationSpec) -> tuple[Plan, tuple[str, ...]]:
+    """A plan of ours, and what changed since it was made; then with the estimate that this version makes."""
+    changed = plan_warnings(plan, ours)
+    if not changed:
+        return plan, ()
+    question = plan.question(ours)
+    made_again = make_plan(question, score(question, plan.layout)).estimate
+    said = "the planned figures of this run are estimated again."
+    return plan.model_copy(update={"estimate": made_again}), (*changed, said)

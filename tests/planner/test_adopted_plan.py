@@ -1,4 +1,4 @@
-"""A plan made for another trainer: our estimate in its place, or a refusal by our rules."""
+"""A plan of another trainer, or one that was edited: our estimate in its place, or a refusal by our rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqplan import profiles
-from seqplan.planner.adopted_plan import adopted
+from seqplan.planner.adopted_plan import adopted, up_to_date
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout_defaults import complete_layout
 from seqplan.planner.plan import Plan, load_plan, make_plan, plan_warnings, save_plan
@@ -53,3 +53,19 @@ def test_what_we_cannot_run_is_refused_with_every_reason() -> None:
     assert "seqplan has no recompute=selective; use none or full." in caught.value.message
     assert "seqplan has no zero_stage=1" in caught.value.message
     assert "--implementation seqplan" in caught.value.hint
+
+
+def test_an_edited_plan_is_run_beside_an_estimate_of_what_it_says_now() -> None:
+    plan = plan_for("seqplan", dp=8, zero_stage=3, micro_batch_size=1)
+    assert up_to_date(plan, OURS) == (plan, ())
+    edited = plan.model_copy(update={"layout": plan.layout.model_copy(update={"recompute": "full"})})
+    now, said = up_to_date(edited, OURS)
+    scored = score(edited.question(OURS), edited.layout)
+    assert now.layout == edited.layout
+    assert now.estimate.memory == scored.memory
+    assert scored.time is not None
+    assert now.estimate.time.by_kind == scored.time.by_kind
+    assert now.estimate.memory.peak_bytes < plan.estimate.memory.peak_bytes
+    assert said[0].startswith("the plan's peak memory is ")
+    assert said[-1] == "the planned figures of this run are estimated again."
+    assert now.provenance == plan.provenance
