@@ -236,12 +236,9 @@ class ClusterSpec(Spec):
     def world_size(self) -> int:
         return self.gpus_per_node * self.num_nodes
 
-    @property
-    def compute_share(self) -> float:
+    def compute_share(self, ranks_on_node: int) -> float:
         """Share of the device's peak that one rank gets: below 1 where CPU ranks outnumber cores."""
-        if self.cores_per_node is None:
-            return 1.0
-        return min(1.0, self.cores_per_node / self.gpus_per_node)
+        return 1.0 if self.cores_per_node is None else min(1.0, self.cores_per_node / ranks_on_node)
 
     def limit_bytes(self, headroom_fraction: float = 0.0) -> float:
         """Memory that one rank may use, less the share that the user keeps free."""

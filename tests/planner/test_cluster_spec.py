@@ -103,7 +103,7 @@ def test_cpu_ranks_share_cores_and_memory(ranks: int, share: float) -> None:
     assert (sized.gpus_per_node, sized.num_nodes) == (ranks, 1)
     assert sized.device.memory_bytes == 16 * GIB / ranks
     assert sized.device.memory_bytes.source == "chosen for the test"
-    assert sized.compute_share == share
+    assert sized.compute_share(sized.gpus_per_node) == share
     assert sized.for_gpus(2) == cpu_cluster().for_gpus(2)
 
 
@@ -116,7 +116,7 @@ def test_cpu_ranks_spread_evenly_over_nodes() -> None:
 
 
 def test_gpus_have_their_peak_to_themselves() -> None:
-    assert cluster().compute_share == 1.0
+    assert cluster().compute_share(8) == 1.0
 
 
 def test_limit_is_the_memory_less_the_headroom() -> None:

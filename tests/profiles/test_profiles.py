@@ -183,8 +183,8 @@ def test_local_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local.device.memory_bytes.source.startswith("this machine, read at load")
     assert set(local.device.attention_kernels) == {"fp32", "bf16"}
     assert local.for_gpus(12).device.memory_bytes == 4.0 * 2**30
-    assert local.for_gpus(12).compute_share == 0.5
-    assert local.for_gpus(3).compute_share == 1.0
+    assert local.for_gpus(12).compute_share(12) == 0.5
+    assert local.for_gpus(3).compute_share(3) == 1.0
 
 
 def test_local_trains_in_fp32_where_bf16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:

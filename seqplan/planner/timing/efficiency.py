@@ -27,10 +27,7 @@ class DeviceClock:
     """One rank's device, with its share of the node's cores where ranks are CPU processes."""
 
     def __init__(self, cluster: ClusterSpec, ranks_on_node: int, precision: str) -> None:
-        device = cluster.device
-        share = 1.0
-        if cluster.cores_per_node is not None:
-            share = min(1.0, cluster.cores_per_node / ranks_on_node)
+        device, share = cluster.device, cluster.compute_share(ranks_on_node)
         peaks: dict[str, float] = {name: float(rate) for name, rate in device.peak_flops_per_s.items()}
         self.core_share = share
         """Of a core, while all ranks of the node work; 1 on GPUs."""
