@@ -3,6 +3,7 @@
 The estimate is a formula's, the truth the real training step on fake tensors. `python -m tests.grid`
 (make grid) runs all of it, the tests a part.
 
+Most are of models of usual sizes; some of small ones, where what a trainer does at the ends of a step counts.
 Points are drawn with a fixed seed from lists of options and kept where our trainer can run them, so that rare
 combinations occur that nobody would write down.
 """
@@ -33,6 +34,7 @@ from seqplan.planner.rules.legality import run_reasons
 from tests.planner import formula_cases
 
 SIZE = 240
+SMALL_SIZE = 60
 REDUCED_SIZE = 40
 """Points of the reduced form, for the tests: the cheapest, and what gives every value of every option."""
 
@@ -55,10 +57,15 @@ MODELS: dict[str, ModelSpec] = {
         num_layers=8, hidden_size=1024, heads=16, vocab_size=30522, positions=16384, head_dim=64,
         ffn_hidden_size=4096,
     ),
+    "small-llama": formula_cases.decoder(
+        num_layers=1, hidden_size=256, ffn_hidden_size=704, num_attention_heads=8, num_kv_heads=4,
+        head_dim=32, vocab_size=4000,
+    ),
+    "small-gpt2": formula_cases.gpt(1, 256, 8, 16000, 1024),
 }  # fmt: skip
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "model": tuple(MODELS),
+    "model": ("llama-like", "qwen3-like", "gpt2-like", "bert-like"),
     "device": ("cuda", "cuda", "cuda", "cpu"),
     "seq_len": (512, 1024, 2048, 4096, 8192),
     "dp": (1, 1, 2, 4, 8, 16),
@@ -75,6 +82,20 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "bf16", "fp32"),
     "tp_sequence_parallel": (False, True),
     "hidden_dropout": (0.0, 0.0, 0.1),
+}
+
+SMALL_OPTIONS: dict[str, tuple[Any, ...]] = {
+    **OPTIONS,
+    "model": ("small-llama", "small-gpt2"),
+    "layers": (1, 2, 3),  # of a stage
+    "seq_len": (256, 512, 1024),
+    "dp": (1, 2, 4),
+    "pp": (1, 2, 3),
+    "tp": (1, 1, 2),
+    "sp": (1, 2),
+    "num_microbatches": (1, 2, 3, 8),
+    "zero_stage": (0, 2, 3),
+    "attention_dropout": (0.0, 0.1),
 }
 
 
@@ -106,10 +127,14 @@ class Difference:
 
 def points() -> list[Point]:
     """The whole grid, the same in every run."""
+    return [*_drawn(OPTIONS, SIZE), *_drawn(SMALL_OPTIONS, SMALL_SIZE)]
+
+
+def _drawn(options: dict[str, tuple[Any, ...]], count: int) -> list[Point]:
     draw = random.Random(SEED)
     found: dict[str, Point] = {}
-    while len(found) < SIZE:
-        point = _point({name: draw.choice(values) for name, values in OPTIONS.items()})
+    while len(found) < count:
+        point = _point({name: draw.choice(values) for name, values in options.items()})
         if point is not None and not run_reasons(point.question, point.layout):
             found.setdefault(point.name, point)
     return list(found.values())
@@ -160,14 +185,20 @@ def _point(chosen: dict[str, Any]) -> Point | None:
         chosen["zero_stage"] = 0  # nothing to share
     if chosen["tp"] == 1:
         chosen["tp_sequence_parallel"] = False
+    if chosen["attention"] != "rsa":
+        chosen["attention_dropout"] = 0.0  # it has no probabilities to drop
+    model = MODELS[chosen["model"]]
+    if "layers" in chosen:
+        model = model.model_copy(update={"num_layers": chosen["layers"] * chosen["pp"]})
     asked = formula_cases.question(
-        MODELS[chosen["model"]],
+        model,
         seq_len=chosen["seq_len"],
         global_batch_size=chosen["dp"] * chosen["micro_batch_size"] * chosen["num_microbatches"],
         gpus=world_size,
         on=formula_cases.cluster(kind=chosen["device"], num_nodes=128),
         precision=chosen["precision"],
         hidden_dropout=chosen["hidden_dropout"],
+        attention_dropout=chosen.get("attention_dropout", 0.0),
     )
     fields = {name: chosen[name] for name in OPTIONS if name in Layout.model_fields}
     name = " ".join(f"{name}={value}" for name, value in chosen.items() if value not in (None, False, 0.0))

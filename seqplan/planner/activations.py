@@ -50,11 +50,14 @@ SYMBOLS: dict[str, str] = {
     "N": "zero_shard_size: ranks that share the states",
     "U": "ulysses_degree: neighbours in sp that split the heads",
     "R": "ranks of a ring: sp / U",
+    "Xd": "elements of the largest tile of rsa's kept scores that is worked on at once",
+    "Xs": "elements of the largest tile of its softmax",
     "G": "groups of heads for which the ring turns one after the other (1 without a ring)",
     # what the layout, the device and the model choose (each 0 or 1)
     "tp_sequence_parallel": "the residual stream is split over tp",
     "ring": "ring attention with sp > 1",
     "rsa": "the paper's ring self-attention",
+    "zigzag": "causal rsa with sp > 1, which meets half a block's keys at once",
     "plain": "attention on one rank: neither ring nor rsa",
     "flash": "torch's flash kernel",
     "efficient": "torch's memory-efficient kernel",
@@ -91,9 +94,13 @@ SYMBOLS: dict[str, str] = {
     "Pe": "parameters of this stage outside the layers: embedding, final norm, head",
     "Ph": "parameters of this stage's final norm and head",
     "Pw": "elements of the largest single weight of a layer on this rank",
+    "Pb": "elements of the larger of the last two buckets of gradients that are summed together",
     "layers": "layers of this stage",
     "first": "this stage is the first",
     "last": "this stage is the last",
+    # of one micro-batch (working tensors only)
+    "first_backward": "its backward is the first of the step",
+    "last_backward": "its backward is the last of the step",
 }
 """Every name that a formula of an inventory may use. Choices are booleans, usable in `when` and as 0 or 1."""
 
@@ -114,6 +121,7 @@ RecomputeMode = Literal["none", "selective", "full"]
 Part = Literal["attention", "attention_inner", "mlp", "mlp_inner"]
 Moment = Literal[
     "attention_forward",
+    "values_forward",
     "mlp_forward",
     "loss_forward",
     "loss_backward",
@@ -124,7 +132,6 @@ Moment = Literal[
     "attention_backward",
     "qkv_backward",
     "embedding_backward",
-    "first_embedding_backward",
     "recomputation",
     "end",
     "reduction",
@@ -133,17 +140,19 @@ Moment = Literal[
     "root_reduction",
     "summing",
     "gather",
+    "forward_gather",
     "gradient_sum",
     "optimizer",
 ]
-"""When a working tensor is alive. last_mlp_backward: with mlp_backward, in the last layer alone;
-up_backward, qkv_backward: of the linears that read the input of MLP and attention, when all that the part's
-middle kept has gone; recomputation: while a backward recomputes a layer; end: when the backward has come to
-the first layer; first_embedding_backward: that of a step's first micro-batch; reduction: while gradients of
-the layer before are being reduced; layer_reduction: of the first layer, at the end of a backward;
-last_layer_reduction: with layer_reduction, of the last layer, at the begin of a backward;
-root_reduction: after it, of what is outside the layers; summing: of some layers, while the others' backward
-runs; gather: of the weights outside the layers, before a backward; gradient_sum: after the last backward."""
+"""When a working tensor is alive. values_forward: in rsa's second turn of the ring; last_mlp_backward: with
+mlp_backward, in the last layer alone; up_backward, qkv_backward: of the linears that read the input of MLP
+and attention, when all that the part's middle kept has gone; recomputation: while a backward recomputes a
+layer; end: when the backward has come to the first layer; reduction: while gradients of the layer before are
+being reduced; layer_reduction: of the first layer, at the end of a backward; last_layer_reduction: with
+layer_reduction, of the last layer, at the begin of a backward; root_reduction: after it, of what is outside
+the layers; summing: of some layers, while the others' backward runs; gather: of the weights outside the
+layers, before a backward; forward_gather: of the first layer's, before a forward; gradient_sum: after the
+last backward."""
 
 
 class TensorRow(Spec):

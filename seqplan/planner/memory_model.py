@@ -138,12 +138,10 @@ def memory_table(question: Question, table: LayoutTable, every_stage: bool = Fal
     stage_allocated: list[Floats] = []
     for stage in stages:
         in_flight = micro_batches_in_flight(table, stage)
-        all_started: Any = (in_flight >= table.num_microbatches).astype(np.float64)
-        if question.implementation.gradients_between_steps:
-            all_started = 0.0
-        bundles = inventory.stage(stage, has_head=stage == head_stage(table))
+        first = inventory.first_backwards(in_flight, table.stage_layers[stage])
+        bundles = inventory.stage(stage, has_head=stage == head_stage(table), first_backward=first)
         start = len(totals)
-        for moment, case in stage_cases(bundles, in_flight, all_started).items():
+        for moment, case in stage_cases(bundles, in_flight, table.num_microbatches, first).items():
             cases.append((stage, moment, case))
             totals.append(np.broadcast_to(_case_total(case), len(table)))
         stage_allocated.append(np.max(totals[start:], axis=0))

@@ -21,7 +21,7 @@ from seqplan.planner.memory.symbols import column
 from seqplan.planner.model_spec import ParameterTensor
 from seqplan.planner.question import Question
 
-STAGE_SYMBOLS = frozenset(("P", "Pn", "Pf", "Pl", "Pln", "Pe", "Ph", "Pw", "layers", "first", "last"))
+STAGE_SYMBOLS = frozenset(("P", "Pn", "Pf", "Pl", "Pln", "Pe", "Ph", "Pw", "Pb", "layers", "first", "last"))
 """What differs from stage to stage; every other symbol is the same on all of them."""
 
 
@@ -103,7 +103,7 @@ def rank_parameters(question: Question, table: LayoutTable) -> RankParameters:
     def share(group: list[ParameterTensor]) -> Share:
         whole, shard, factored = np.zeros(len(table)), np.zeros(len(table)), np.zeros(len(table))
         for (shape, split), count in Counter((t.shape, t.tp_split) for t in group).items():
-            rows, columns = _rows_and_columns(shape, split, tp, vocab_per_rank)
+            rows, columns = rows_and_columns(shape, split, tp, vocab_per_rank)
             whole = whole + count * rows * columns
             shard = shard + count * np.ceil(rows / ranks) * columns
             factored = factored + count * (rows + (columns if len(shape) > 1 else 0))
@@ -115,12 +115,12 @@ def rank_parameters(question: Question, table: LayoutTable) -> RankParameters:
         one_layer = one_layer + Share(copies, copies / ranks, np.zeros(len(table)))
     largest = np.zeros(len(table))
     for tensor in layer:
-        rows, columns = _rows_and_columns(tensor.shape, tensor.tp_split, tp, vocab_per_rank)
+        rows, columns = rows_and_columns(tensor.shape, tensor.tp_split, tp, vocab_per_rank)
         largest = np.maximum(largest, rows * columns)
     return RankParameters(one_layer, share(embedding), share(head), largest, model.shared_layers)
 
 
-def _rows_and_columns(
+def rows_and_columns(
     shape: tuple[int, ...], split: str, tp: Floats, vocab_per_rank: Floats
 ) -> tuple[Any, Any]:
     """The first dimension on a rank, and the elements of one of its rows."""

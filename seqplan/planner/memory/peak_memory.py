@@ -60,7 +60,6 @@ class StageMemories:
 
     def __init__(self, question: Question, table: LayoutTable) -> None:
         self.inventory = Inventory(question, table)
-        self._keeps_gradients = question.implementation.gradients_between_steps
         self._known: dict[tuple[int, int], Floats] = {}
 
     def allocated(self, table: LayoutTable, stage: int) -> Floats:
@@ -68,11 +67,11 @@ class StageMemories:
         key = (stage, table.stage_layers[stage])
         if key not in self._known:
             in_flight = micro_batches_in_flight(table, stage)
-            all_started: Any = 0.0
-            if not self._keeps_gradients:
-                all_started = (in_flight >= table.num_microbatches).astype(np.float64)
-            bundles = self.inventory.stage(stage, stage == head_stage(table), table.stage_layers[stage])
-            self._known[key] = _largest(stage_cases(bundles, in_flight, all_started).values(), table.shape)
+            has_head, layers = stage == head_stage(table), table.stage_layers[stage]
+            first = self.inventory.first_backwards(in_flight, layers)
+            bundles = self.inventory.stage(stage, has_head, layers, first)
+            cases = stage_cases(bundles, in_flight, table.num_microbatches, first)
+            self._known[key] = _largest(cases.values(), table.shape)
         return self._known[key]
 
 

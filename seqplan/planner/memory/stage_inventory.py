@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from seqplan.planner.activations import (
+    Floats,
     Moment,
     Part,
     RecomputeMode,
@@ -23,6 +24,7 @@ from seqplan.planner.activations import (
     total_bytes,
 )
 from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.memory.gradient_buckets import GradientBuckets
 from seqplan.planner.memory.heads_exchange import with_heads_exchange
 from seqplan.planner.memory.model_states import STAGE_SYMBOLS, rank_parameters
 from seqplan.planner.memory.symbols import layout_values
@@ -30,6 +32,8 @@ from seqplan.planner.question import Question
 
 MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
+STEP_SYMBOLS = frozenset(("first_backward", "last_backward"))
+"""Where in a step a backward stands."""
 
 LOGITS_CHUNK_BYTES = 2**26
 """Logits of a chunk and what their loss makes of them: assumed, 16 Mi elements in fp32."""
@@ -86,8 +90,11 @@ class StageBundles:
     """Stored gradients of one layer."""
     early_gradients: Bundle
     """Those of a layer that exist before its attention's backward, where each is stored as it comes."""
-    embedding_gradients: Bundle
-    """Gradients of the embedding: the last to exist in a backward."""
+    late_gradients: Bundle
+    """Gradients of the embedding, and of all outside the layers where they are reduced together: the last to
+    exist in a backward."""
+    late_layer_gradients: Bundle
+    """Stored gradients of one layer, if the inventory follows its backward: none of them before it."""
     layer: Bundle
     """One layer of one micro-batch without recompute."""
     layer_mlp: Bundle
@@ -104,6 +111,8 @@ class StageBundles:
     """Of these, what does not go before the end of its backward."""
     head: Bundle
     working: dict[str, Bundle]
+    later_working: dict[str, Bundle]
+    """The same in the backward after a step's first one."""
     head_waits: bool = True
     """Whether a waiting micro-batch has been through the head."""
 
@@ -127,19 +136,45 @@ class Inventory:
         self.parameters = rank_parameters(question, table)
         self._full = table.is_recompute("full")
         self._selective = table.is_recompute("selective")
+        in_buckets = any("Pb" in row.names for row in self.trainer.working)
+        self._buckets = GradientBuckets(question, table) if in_buckets else None
         self._parts: dict[tuple[Part, ...], Bundle] = {}
 
-    def stage(self, stage: int, has_head: bool, layers: int | None = None) -> StageBundles:
+    def first_backwards(self, in_flight: Floats, layers: int) -> Any:
+        """1 where a stage's moments are those of a step's first backward, which finds no gradients.
+
+        There all micro-batches are in flight; or of two the other one's backward is the last, which drops
+        weights; or the first alone gathers ahead what the first of two layers does not need (FSDP2). Of more
+        there is one between them that finds gradients and is as full.
+        """
+        if self.trainer.gradients_between_steps:
+            return 0.0
+        count, zero = self.values["m"], self.values["zero"]
+        first = (in_flight >= count) | ((count == 2) & (zero == 2))
+        if layers == 2 and self._follows_backwards:
+            first = first | ((zero == 3) & (in_flight > 1))
+        return first.astype(np.float64)
+
+    def stage(
+        self, stage: int, has_head: bool, layers: int | None = None, first_backward: Any = 0.0
+    ) -> StageBundles:
         """Everything that the fullest rank of `stage` may hold, with `layers` layers if not the table's."""
         own = self.parameters.stage(self.table, stage, layers)
-        values = {**self.values, **own}
+        if self._buckets is not None:
+            own["Pb"] = self._buckets.last_two(own["layers"], own["first"], own["last"])
+        count = self.values["m"]
+        values = {**self.values, **own, "first_backward": first_backward, "last_backward": count == 1}
+        later = {**values, "first_backward": 0.0, "last_backward": count == 2}
         layers = own["layers"]
         recomputed = np.minimum(self.table.recompute_layers, layers)
         states, gradients = _split_gradients(add_by_kind(self.trainer.states, values))
         head_gradients = self._gradients_of(own["Ph"], values)
-        # The head's part of a table that it shares with the embedding is there from the head's backward on.
-        shared = values["V"] * values["E"] if values["tied"] and self.table.pp == 1 else 0.0
-        embedding_gradients = self._gradients_of(own["Pe"] - own["Ph"] - shared, values)
+        sharded = values["zero"] >= 2
+        early = own["Ph"]
+        if values["tied"] and self.table.pp == 1 and not self._follows_backwards:
+            # The head's part of a table that both ends share; where backwards are followed it is a row.
+            early = early + values["V"] * values["E"]
+        late = np.where(sharded, own["Pe"], own["Pe"] - early)
         micro_batch = Bundle(add_by_kind(self.trainer.micro_batch, values))
         return StageBundles(
             has_embedding=bool(own["first"]),
@@ -147,10 +182,11 @@ class Inventory:
             num_layers=layers,
             states=states,
             gradients=gradients,
-            head_gradients=head_gradients if has_head else EMPTY,
+            head_gradients=head_gradients.times(~sharded) if has_head else EMPTY,
             layer_gradients=self._gradients_of(own["Pl"], values),
             early_gradients=self._early_gradients(own["Pl"], values),
-            embedding_gradients=embedding_gradients if own["first"] else EMPTY,
+            late_gradients=self._gradients_of(late, values) if own["first"] or has_head else EMPTY,
+            late_layer_gradients=self._gradients_of(own["Pl"], values) if self._follows_backwards else EMPTY,
             layer=self._layer,
             layer_mlp=self._of_parts("mlp", "mlp_inner"),
             layers=self._layer.times(layers).plus(self._recompute_extra, -1.0 * recomputed),
@@ -160,6 +196,7 @@ class Inventory:
             inputs=micro_batch.plus(self._embedding) if own["first"] else micro_batch,
             head=self._head if has_head else EMPTY,
             working=self._working(values),
+            later_working=self._working(later) if np.any(first_backward) else {},
             # Interleaved: the head's backward follows its forward, while the other chunks wait.
             head_waits=self.table.schedule != "interleaved",
         )
@@ -171,10 +208,14 @@ class Inventory:
 
     def _early_gradients(self, layer: Any, values: dict[str, Any]) -> Bundle:
         """All of a layer but those of q, k and v; if the inventory follows a backward that far."""
-        if not any("qkv_backward" in row.at for row in self.trainer.working):
+        if not self._follows_backwards:
             return EMPTY
         later = values["h"] * (values["a"] + 2 * values["k"]) * values["d"]
         return self._gradients_of(layer - later, values).times(values["zero"] < 2)
+
+    @cached_property
+    def _follows_backwards(self) -> bool:
+        return any("qkv_backward" in row.at for row in self.trainer.working)
 
     @cached_property
     def _gradient_rows(self) -> list[TensorRow]:
@@ -219,7 +260,8 @@ class Inventory:
     def _working_of_every_stage(self) -> list[Any]:
         """Bytes of each working row that no stage's own symbol enters; None of the others."""
         return [
-            None if row.names & STAGE_SYMBOLS else row.size_bytes(self.values) for row in self.trainer.working
+            None if row.names & (STAGE_SYMBOLS | STEP_SYMBOLS) else row.size_bytes(self.values)
+            for row in self.trainer.working
         ]
 
     def _working(self, values: dict[str, Any]) -> dict[str, Bundle]:
@@ -242,6 +284,9 @@ class Inventory:
             if working[later].by_kind:
                 gone = working[later].plus(self._of_parts(inner), -1.0)
                 working[moment] = larger(working[moment], gone)
+        # rsa's forward has two turns of the ring, with keys and then with values.
+        if working["values_forward"].by_kind:
+            working["attention_forward"] = larger(working["attention_forward"], working["values_forward"])
         return working
 
 

@@ -35,10 +35,22 @@ def ring_head_groups(kv_heads: Floats, kv_bytes: Floats) -> Floats:
     return groups
 
 
+TILE_BYTES = {True: 1 << 20, False: 256 << 20}
+"""As in runtime/attention/rsa_scores.py, on a CPU or not; the same test."""
+
+
+def score_tile(matrices: Any, rows: Any, columns: Any, itemsize: Any, on_cpu: bool) -> Any:
+    """Elements of the largest tile of [matrices, rows, columns]: whole matrices, or rows of one."""
+    budget, whole = TILE_BYTES[on_cpu] // itemsize, rows * columns
+    some_rows = np.minimum(rows, np.maximum(budget // columns, 1.0)) * columns
+    return np.where(whole <= budget, np.minimum(matrices, budget // whole) * whole, some_rows)
+
+
 def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
     """Every symbol but those of one stage: numbers and columns of len(table)."""
     model, train = question.model, question.train
     tp, sp = column(table.tp), column(table.sp)
+    itemsize = PRECISION_BYTES[table.precision]
     micro_batch, seq_len = column(table.micro_batch_size), train.seq_len
     split_residual = table.tp_sequence_parallel == 1
     local_seq = np.ceil(seq_len / sp)
@@ -51,7 +63,17 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
     split = column(table.ulysses_degree)
     # Ranks that split the heads copy a kv head where they are more: at least one for each of them.
     kv_heads = np.maximum(np.ceil(model.num_kv_heads / tp), split)
-    kv_bytes = 2.0 * tokens * kv_heads * model.head_dim * PRECISION_BYTES[table.precision]
+    heads = np.ceil(model.num_attention_heads / tp)
+    kv_bytes = 2.0 * tokens * kv_heads * model.head_dim * itemsize
+    groups = np.where(ring | (rsa & (table.sp > 1)), ring_head_groups(kv_heads / split, kv_bytes), 1.0)
+    zigzag = rsa & (table.sp > 1) & model.causal
+    tile: Any = 0.0
+    softmax_tile: Any = 0.0
+    if np.any(rsa):
+        matrices, rows = np.ceil(micro_batch * kv_heads / groups), local_seq * heads / kv_heads
+        tile = score_tile(matrices, rows, local_seq / (1 + zigzag), itemsize, cpu)
+        # The last rank's second chunk sees the first sp + 1 of 2 sp chunks.
+        softmax_tile = score_tile(matrices, rows / 2, seq_len * (sp + 1) / (2 * sp), 4, cpu)
     return {
         "B": micro_batch,
         "L": seq_len,
@@ -62,11 +84,11 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "h": model.hidden_size,
         "E": model.embedding_size,
         "f": np.ceil(model.ffn_hidden_size / tp),
-        "a": np.ceil(model.num_attention_heads / tp),
+        "a": heads,
         "k": kv_heads,
         "d": model.head_dim,
         "V": column(question.implementation.capabilities.padded_vocab(model.vocab_size, table.tp)) / tp,
-        "e": PRECISION_BYTES[table.precision],
+        "e": itemsize,
         "ge": train.gradient_bytes,
         "oe": MOMENT_BYTES[train.optimizer],
         "dp": column(table.dp),
@@ -77,10 +99,13 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "N": column(table.zero_shard_size),
         "U": split,
         "R": column(table.ring_degree),
-        "G": np.where(ring | (rsa & (table.sp > 1)), ring_head_groups(kv_heads / split, kv_bytes), 1.0),
+        "G": groups,
+        "Xd": tile,
+        "Xs": softmax_tile,
         "tp_sequence_parallel": split_residual,
         "ring": ring,
         "rsa": rsa,
+        "zigzag": zigzag,
         "plain": ~ring & ~rsa,
         "flash": table.is_kernel("flash") & ~rsa,
         "efficient": table.is_kernel("efficient") & ~rsa,
