@@ -157,7 +157,6 @@ def load_plan(path: Path, load_implementation: LoadImplementation | None = None)
         broken = run_reasons(plan.question(trainer_of(plan, path, load_implementation)), plan.layout)
     if broken:
         raise SeqplanError(f"{path}: {' '.join(reason.message for reason in broken)}")
-    _check_stages(path, plan)
     return plan
 
 
@@ -184,23 +183,6 @@ def _check_schema(path: Path, data: dict[str, Any]) -> None:
     raise SeqplanError(f"{path}: schema is {schema!r}, not {SCHEMA}.", "Make the plan again: suggest -o.")
 
 
-def _check_stages(path: Path, plan: Plan) -> None:
-    """The estimate has every stage once, and its worst is one of them: all that reads it relies on that."""
-    memory, pp = plan.estimate.memory, plan.layout.pp
-    found = [stage.stage for stage in memory.stages]
-    if found != list(range(pp)):
-        shown = ", ".join(map(str, found[:8])) + (", ..." if len(found) > 8 else "")
-        raise SeqplanError(
-            f"{path}: estimate.memory.stages are {shown or 'none'}, and pp={pp} has 0 to {pp - 1}.",
-            "Make the plan again: suggest -o.",
-        )
-    if memory.worst_stage not in found:
-        raise SeqplanError(
-            f"{path}: estimate.memory.worst_stage = {memory.worst_stage} must be one of 0 to {pp - 1}.",
-            "Make the plan again: suggest -o.",
-        )
-
-
 def plan_warnings(plan: Plan, implementation: ImplementationSpec) -> tuple[str, ...]:
     """Where the file is no longer what this version would write: changed inputs, another estimate."""
     question = plan.question(implementation)
@@ -218,10 +200,12 @@ def plan_warnings(plan: Plan, implementation: ImplementationSpec) -> tuple[str, 
 
 def _changes(plan: Plan, changed: list[Difference]) -> list[str]:
     """What the estimates differ in: a line for each of the first, the two that matter most before all."""
+    made_by = plan.provenance.seqplan_version
+    why = "the file was edited" if made_by == __version__ else f"plan made by {made_by}"
     first = sorted(changed, key=lambda each: each.path not in ("memory.peak_bytes", "time.step_time_s"))
     lines = [
         f"the plan's {_CALLED.get(each.path, each.path)} is {each.planned} and seqplan {__version__} "
-        f"estimates {each.now} ({each.by}plan made by {plan.provenance.seqplan_version})."
+        f"estimates {each.now} ({each.by}{why})."
         for each in first[:MOST_CHANGES]
     ]
     more = len(first) - MOST_CHANGES

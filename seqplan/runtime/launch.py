@@ -25,7 +25,7 @@ from rich.console import Console
 
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.launching.failures import explain_failure
-from seqplan.runtime.launching.host_memory import require_memory
+from seqplan.runtime.launching.host_memory import cpu_holds, require_memory
 from seqplan.runtime.launching.nodes import Nodes, check_outer_launcher, find_nodes
 from seqplan.runtime.launching.worker import Job, rank_main
 from seqplan.runtime.options import MakeTrainer, RunOptions
@@ -117,9 +117,21 @@ def choose_device(plan: Plan, options: RunOptions, local_world_size: int) -> str
         raise SeqplanError(
             f"The plan needs {local_world_size} GPUs on this node ({plan.cluster.device.name}),"
             f" torch sees {found}.",
-            "Run it on the cluster that it was made for, or with --device cpu.",
+            _where_to_run(plan, local_world_size),
         )
     return "cuda"
+
+
+def _where_to_run(plan: Plan, local_world_size: int) -> str:
+    """Other nodes where the plan has them, the CPU where this machine's memory holds the plan."""
+    per_node, world_size = plan.cluster.gpus_per_node, plan.layout.world_size
+    hint = "Run it on the cluster that it was made for"
+    if local_world_size == world_size > per_node and world_size % per_node == 0:
+        hint = (
+            f"Start it on each of its {world_size // per_node} nodes with --nnodes {world_size // per_node}, "
+            "--node-rank and --rdzv-endpoint"
+        )
+    return hint + (", or with --device cpu." if cpu_holds(plan, local_world_size) else ".")
 
 
 def _run_ranks(job: Job, nodes: Nodes) -> RunResult:

@@ -94,8 +94,8 @@ def summary_table(summary: RunSummary) -> Table:
     }
     table = Table(
         title=f"{summary.steps} steps, loss {summary.first_loss:.4f} to {summary.last_loss:.4f}",
-        caption=f"{measured_by[summary.memory_kind]}\nstep: median time after the first two\n"
-        f"every step: {summary.output_dir}/metrics.jsonl",
+        caption=f"{measured_by[summary.memory_kind]}\nstep: the slowest rank's median after the first two\n"
+        f"rank 0, every step: {summary.output_dir}/metrics.jsonl",
     )
     table.add_column("stage", justify="right")
     for what in ("memory", "step"):

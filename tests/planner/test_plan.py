@@ -148,16 +148,6 @@ FAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("lost layers", {"layout": {"stage_layers": [6, 5]}}, ["6+5 (2 stages, 11 layers)"]),
     ("a ZeRO stage that the trainer lacks", {"layout": {"zero_stage": 1}}, ["seqplan has no zero_stage=1"]),
     (
-        "a lost stage in the estimate",
-        {"estimate": {"memory": {"stages": []}}},
-        ["estimate.memory.stages are none, and pp=2 has 0 to 1"],
-    ),
-    (
-        "a worst stage that is none",
-        {"estimate": {"memory": {"worst_stage": 2}}},
-        ["estimate.memory.worst_stage = 2 must be one of 0 to 1"],
-    ),
-    (
         "two faults at once",
         {"layout": {"tp": 5}, "train": {"global_batch_size": 7}},
         ["tp=5 does not divide num_attention_heads=12", "global_batch_size=7"],

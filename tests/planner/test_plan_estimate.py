@@ -21,6 +21,7 @@ CHANGED: list[tuple[dict[str, Any], str]] = [
     ({"memory": {"allocated_bytes": 1.0}}, "the plan's memory.allocated_bytes is 1 and seqplan"),
     ({"memory": {"limit_bytes": 2.0}}, "the plan's memory.limit_bytes is 2 and seqplan"),
     ({"memory": {"worst_stage": 0}}, "the plan's memory.worst_stage is 0 and seqplan"),
+    ({"memory": {"worst_stage": 7}}, "the plan's memory.worst_stage is 7 and seqplan"),
     ({"time": {"by_kind": {"compute": 3.0}}}, "the plan's time.by_kind.compute is 3 and seqplan"),
     ({"time": {"by_kind": {"coffee": 3.0}}}, "the plan's time.by_kind.coffee is 3 and seqplan"),
     ({"time": {"by_kind": {"tp": ABSENT}}}, "the plan's time.by_kind.tp is not there and seqplan"),

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from seqplan.planner.errors import FailedError, SeqplanError
+from seqplan.planner.plan import Plan
 from seqplan.runtime import launch as launch_module
 from seqplan.runtime.launch import choose_device, launch
 from seqplan.runtime.launching import host_memory
@@ -150,6 +151,14 @@ def test_nodes_that_do_not_meet_are_one_line() -> None:
     assert "--node-rank 0, 2 too, with the same plan file on every node," in late.hint
 
 
+def on_two_nodes(plan: Plan) -> Plan:
+    """The plan of so many ranks on two nodes."""
+    each = plan.layout.world_size // 2
+    return plan.model_copy(
+        update={"cluster": plan.cluster.model_copy(update={"gpus_per_node": each, "num_nodes": 2})}
+    )
+
+
 def test_a_plan_for_gpus_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -157,6 +166,12 @@ def test_a_plan_for_gpus_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SeqplanError, match=r"needs 4 GPUs on this node \(H100-SXM\), torch sees 2") as caught:
         choose_device(gpus, RunOptions(steps=1), 4)
     assert "--device cpu" in caught.value.hint
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 2**20)  # no place for it here
+    with pytest.raises(SeqplanError, match=r"needs 8 GPUs on this node") as caught:
+        choose_device(on_two_nodes(gpus), RunOptions(steps=1), 8)
+    assert caught.value.hint == (
+        "Start it on each of its 2 nodes with --nnodes 2, --node-rank and --rdzv-endpoint."
+    )
     assert choose_device(gpus, RunOptions(steps=1), 2) == "cuda"
     assert choose_device(gpus, RunOptions(steps=1, device="cpu"), 4) == "cpu"
     assert choose_device(fake_plan(8), RunOptions(steps=1), 4) == "cpu"

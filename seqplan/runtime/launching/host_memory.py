@@ -28,9 +28,18 @@ def available_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def cpu_holds(plan: Plan, local_world_size: int) -> bool:
+    """Whether the planned tensors of so many ranks find room in the memory that is free."""
+    return local_world_size * _rank_bytes(plan) <= available_bytes()
+
+
+def _rank_bytes(plan: Plan) -> float:
+    return plan.estimate.memory.allocated_bytes + TORCH_BYTES
+
+
 def require_memory(plan: Plan, local_world_size: int) -> None:
     """SeqplanError where the planned tensors of this node's ranks are more than the memory that is free."""
-    per_rank = plan.estimate.memory.allocated_bytes + TORCH_BYTES
+    per_rank = _rank_bytes(plan)
     needed, free = local_world_size * per_rank, available_bytes()
     if needed > free:
         raise SeqplanError(
