@@ -51,6 +51,21 @@ def test_the_transcript_is_what_its_command_prints() -> None:
     assert stable(answer) == stable(readme.printed(words)), again
 
 
+@pytest.mark.parametrize("row", readme.limits_rows(), ids=lambda row: row.flags)
+def test_how_far_a_sequence_goes(seqplan: Seqplan, row: readme.LimitsRow) -> None:
+    found = tuple(
+        readme.longest(row.flags, model, lambda words: seqplan(*words).out) for model in readme.MODELS
+    )
+    assert row.cells == found, "README.md is stale: run `.venv/bin/python -m tests.readme`"
+
+
+def test_the_rows_of_the_table_are_found() -> None:
+    section = TEXT.partition("## How far a sequence goes")[2].partition("\n## ")[0]
+    assert len(readme.limits_rows()) == section.count("\n| ") - 1, "each row but the head has its command"
+    (example,) = re.findall(r"^seqplan (limits .*)$", section, re.MULTILINE)
+    assert any(example.endswith(f"{row.flags}") for row in readme.limits_rows())
+
+
 def commands_block() -> str:
     (block,) = re.findall(r"^## Commands\n\n```\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     return str(block)
