@@ -95,6 +95,7 @@ def read_question(model: str, ask: Ask) -> Asked:
         gpus=gpus,
         train=train,
         implementation=trainer,
+        full_cluster=cluster if cluster.cores_per_node is None else None,
     )
     warnings = [*batch_warnings(train), *link_doubts(cluster)]
     return Asked(question, [*notes, *model_notes, *beyond_profile(cluster, gpus)], warnings)

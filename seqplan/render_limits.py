@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from seqplan.planner.choosing.fewest_devices import FewestDevices, SmallestCluster
 from seqplan.planner.limits import NAMES, Limit, Limits
 from seqplan.planner.question import Question
+from seqplan.planner.reading.integers import listed
 from seqplan.render import count, gib, listing, plural, show, table, text
 from seqplan.render_suggestion import asked as asked_in_full
 from seqplan.render_suggestion import choices, degrees
@@ -101,7 +102,10 @@ def reasons(answer: Limits) -> list[str]:
 
 def show_fewest(answer: FewestDevices, question: Question, notes: tuple[str, ...] = ()) -> None:
     """Print the smallest cluster of each family, and what was tried."""
-    tried = f"Tried were {', '.join(map(str, answer.tried))} devices; --devices names others."
+    tried = f"Tried were {', '.join(map(str, answer.tried))} devices, until one fits"
+    if any(len(each.too_few) > 1 or each.gpus not in (None, *answer.tried) for each in answer.smallest):
+        tried += ", and some whole nodes between"
+    tried += "; --devices names others."
     lines = [_smallest(each, question) for each in answer.smallest]
     title = "The smallest cluster that fits, by family"
     parts = [listing(title, lines), listing("Notes", [*notes, tried, *answer.notes])]
@@ -113,7 +117,9 @@ def _smallest(each: SmallestCluster, question: Question) -> str:
         return f"{each.family}: none of the clusters tried"
     assert each.peak_bytes is not None
     assert each.limit_bytes is not None
+    short = f" (not on {listed(each.too_few)})" if each.too_few else ""
     return (
-        f"{each.family}: {plural(each.gpus, 'device')} of {question.cluster.name}; {degrees(each.layout)}, "
+        f"{each.family}: {plural(each.gpus, 'device')} of {question.cluster.name}{short}; "
+        f"{degrees(each.layout)}, "
         f"{choices(each.layout)}; {gib(each.peak_bytes)} of {gib(each.limit_bytes)} GiB"
     )

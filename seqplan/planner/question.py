@@ -32,6 +32,9 @@ class Question(Spec):
     gpus: int = Field(ge=1)
     train: TrainSpec
     implementation: ImplementationSpec
+    full_cluster: ClusterSpec | None = Field(
+        default=None, description="before it was cut to part of a node: what more devices would be taken from"
+    )
 
     @model_validator(mode="after")
     def _sane(self) -> Question:

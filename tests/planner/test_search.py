@@ -205,7 +205,7 @@ def test_when_nothing_fits_the_nearest_miss_and_a_way_out_are_shown() -> None:
     assert miss.memory.peak_bytes <= min(peaks)
     (gpus_line,) = (line for line in answer.would_fit if " GPUs (" in line)
     gpus = int(gpus_line.split()[0])
-    assert gpus in (16, 32)
+    assert gpus in (16, 24, 32)
     assert suggest(ours(llama_70b(), gpus, seq_len=8192), top=1).pick is not None
     assert "Not enough on 8 GPUs: micro_batch_size=1, recompute=full, zero_stage=3" in answer.would_fit[-1]
 

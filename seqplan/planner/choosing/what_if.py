@@ -1,15 +1,18 @@
 """What would make it fit: every line is found by really trying, never by a rule of thumb.
 
-Tried are: each pinned field let go, options that the trainer lacks, more GPUs (doubled up to 64 times),
-shorter sequences, and fewer layers. What was in the space anyway and is not enough is said as such.
+Tried are: each pinned field let go, options that the trainer lacks, more GPUs (doubled, and then whole nodes
+between the doubling that fits and the one before), shorter sequences, and fewer layers. What was in the space
+anyway and is not enough is said as such.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from seqplan.planner.choosing.between import fewest_between
 from seqplan.planner.choosing.layout_table import RECOMPUTES
 from seqplan.planner.choosing.scan import GIB, Scan, scan
+from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.layout import AXES, Layout
 from seqplan.planner.layout_space import Choices, check_pins, trainer_choices
@@ -122,18 +125,41 @@ def _with_missing_options(question: Question, pins: Pins) -> list[str]:
 
 
 def _with_more_gpus(question: Question, pins: Pins) -> list[str]:
-    """The first doubling that fits; pinned degrees stay, but dp takes the new GPUs where it must."""
+    """The first doubling that fits, or fewer nodes between it and the one before.
+
+    Pinned degrees stay, but dp takes the new GPUs where it must.
+    """
     keep_dp = any(getattr(pins, axis) is None for axis in AXES if axis != "dp")
     free_pins = pins if keep_dp else _free(pins, "dp")
+
+    def best_on(gpus: int) -> Layout | None:
+        return _best(_on_more(question, gpus), free_pins)
+
+    whole = question.full_cluster or question.cluster
     gpus = question.gpus
     while gpus < MOST_GPUS * question.gpus:
-        gpus *= 2
-        larger = question.model_copy(update={"gpus": gpus})
-        layout = _best(larger, free_pins)
+        fewer, gpus = gpus, _whole_nodes(whole, 2 * gpus)
+        layout = best_on(gpus)
         if layout is not None:
-            nodes = -(-gpus // question.cluster.gpus_per_node)
-            return [f"{gpus} GPUs ({nodes} node{'s' * (nodes > 1)}): {_shown(larger, layout)}"]
+            least = fewest_between(whole, fewer, gpus, layout, best_on)
+            nodes = -(-least.gpus // whole.gpus_per_node)
+            on = f"{least.gpus} GPUs ({nodes} node{'s' * (nodes > 1)}; {least.told})"
+            return [f"{on}: {_shown(_on_more(question, least.gpus), least.found)}"]
     return [f"Up to {gpus} GPUs were tried: nothing fits."]
+
+
+def _whole_nodes(cluster: ClusterSpec, gpus: int) -> int:
+    """So many GPUs, or a few more where they would be no whole nodes."""
+    size = cluster.gpus_per_node
+    return gpus if gpus <= size else -(-gpus // size) * size
+
+
+def _on_more(question: Question, gpus: int) -> Question:
+    """The question on more devices; ranks that share the memory of a node only get more nodes like theirs."""
+    cluster = question.full_cluster or question.cluster
+    if cluster.cores_per_node is None:
+        cluster = cluster.for_gpus(gpus)
+    return question.model_copy(update={"gpus": gpus, "cluster": cluster})
 
 
 def _with_rounder_gpus(question: Question, pins: Pins) -> list[str]:
