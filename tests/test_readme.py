@@ -14,7 +14,7 @@ from seqplan import profiles
 from seqplan.cli import app
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.rules.model_features import missing_features
-from tests import readme
+from tests import grid, readme
 from tests.command_line import Seqplan, runner
 
 TEXT = readme.README.read_text(encoding="utf-8")
@@ -64,6 +64,12 @@ def test_the_rows_of_the_table_are_found() -> None:
     assert len(readme.limits_rows()) == section.count("\n| ") - 1, "each row but the head has its command"
     (example,) = re.findall(r"^seqplan (limits .*)$", section, re.MULTILINE)
     assert any(example.endswith(f"{row.flags}") for row in readme.limits_rows())
+
+
+def test_the_grid_has_as_many_points_as_the_architecture_says() -> None:
+    house = (readme.README.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    (counted,) = re.findall(r"`make grid` shows where \((\d+) points,", house)
+    assert int(counted) == grid.SIZE + grid.SMALL_SIZE
 
 
 def commands_block() -> str:
