@@ -62,7 +62,8 @@ class StageSummary(Spec):
     stage: int
     planned_memory_bytes: float
     measured_memory_bytes: int | None
-    planned_step_time_s: float
+    planned_step_time_s: float | None
+    """None where the run has another device than the plan."""
     measured_step_time_s: float | None
 
 
@@ -77,6 +78,8 @@ class RunSummary(Spec):
     memory_kind: Literal["allocated", "tensors"]
     stages: tuple[StageSummary, ...]
     output_dir: str
+    planned_for: str | None = None
+    """The plan's device, where the run has another."""
 
 
 class MetricsFile:

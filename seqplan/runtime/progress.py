@@ -82,8 +82,8 @@ def _seconds(value: float | None) -> str:
     return f"{value:.3f} s" if value >= 1 else f"{1e3 * value:.1f} ms"
 
 
-def _ratio(measured: float | None, planned: float) -> str:
-    return "-" if measured is None or planned <= 0 else f"{measured / planned:.2f}"
+def _ratio(measured: float | None, planned: float | None) -> str:
+    return "-" if measured is None or planned is None or planned <= 0 else f"{measured / planned:.2f}"
 
 
 def summary_table(summary: RunSummary) -> Table:
@@ -92,10 +92,11 @@ def summary_table(summary: RunSummary) -> Table:
         "allocated": "memory: most bytes that the GPU's allocator held for tensors",
         "tensors": "memory: most bytes of live tensors during one step",
     }
+    other = f"\nstep: planned for {summary.planned_for}, not for this device" if summary.planned_for else ""
     table = Table(
         title=f"{summary.steps} steps, loss {summary.first_loss:.4f} to {summary.last_loss:.4f}",
         caption=f"{measured_by[summary.memory_kind]}\nstep: the slowest rank's median after the first two\n"
-        f"rank 0, every step: {summary.output_dir}/metrics.jsonl",
+        f"rank 0, every step: {summary.output_dir}/metrics.jsonl{other}",
     )
     table.add_column("stage", justify="right")
     for what in ("memory", "step"):

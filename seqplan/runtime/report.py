@@ -95,7 +95,7 @@ class Reporter:
         return time.mfu * time.step_time_s / step_time_s
 
     def finish(self, reports: list[RankReport]) -> RunSummary:
-        stages = stage_summaries(self.plan, reports)
+        stages = stage_summaries(self.plan, reports, self.knows_peak)
         slowest_s = max((stage.measured_step_time_s or 0.0 for stage in stages), default=0.0)
         summary = RunSummary(
             steps=self.options.steps,
@@ -106,12 +106,13 @@ class Reporter:
             memory_kind="allocated" if self.on_gpu else "tensors",
             stages=stages,
             output_dir=str(self.options.output_dir),
+            planned_for=None if self.knows_peak else self.plan.cluster.device.name,
         )
         write_summary(summary, self.options.output_dir / "summary.json")
         return summary
 
 
-def stage_summaries(plan: Plan, reports: list[RankReport]) -> tuple[StageSummary, ...]:
+def stage_summaries(plan: Plan, reports: list[RankReport], on_its_device: bool) -> tuple[StageSummary, ...]:
     """The fullest and the slowest rank of each stage beside what the plan says of it."""
     summaries = []
     for planned in plan.estimate.memory.stages:
@@ -124,7 +125,7 @@ def stage_summaries(plan: Plan, reports: list[RankReport]) -> tuple[StageSummary
                 # What the measurement sees are tensors: context, communicators and fragmentation are not.
                 planned_memory_bytes=planned.allocated_bytes,
                 measured_memory_bytes=max(memory, default=None),
-                planned_step_time_s=plan.estimate.time.step_time_s,
+                planned_step_time_s=plan.estimate.time.step_time_s if on_its_device else None,
                 measured_step_time_s=max(times, default=None),
             )
         )

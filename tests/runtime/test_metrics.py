@@ -108,11 +108,14 @@ def test_a_stage_is_its_fullest_and_its_slowest_rank() -> None:
         report(2, 1, 500, None),
         report(3, 1, None, None),
     ]
-    first, last = stage_summaries(fake_plan(4), reports)
+    first, last = stage_summaries(fake_plan(4), reports, on_its_device=True)
     assert (first.planned_memory_bytes, first.measured_memory_bytes) == (1000.0, 1100)
     assert (first.planned_step_time_s, first.measured_step_time_s) == (0.5, 0.4)
     assert (last.planned_memory_bytes, last.measured_memory_bytes) == (2000.0, 500)
     assert last.measured_step_time_s is None
+    # A step on another device is no measure of the plan's time, but its tensors are the same.
+    elsewhere = stage_summaries(fake_plan(4), reports, on_its_device=False)[0]
+    assert elsewhere == first.model_copy(update={"planned_step_time_s": None})
 
 
 @pytest.mark.parametrize(
