@@ -2,7 +2,8 @@
 
 GB and GiB differ by 7 %, Gb and GB by a factor of 8, so a unit that could mean two things is refused
 instead of guessed. The dimension comes from the key's name, whose suffix is its unit (`_bytes`,
-`_bytes_per_s`, `_flops_per_s`, `_s`; `_efficiency` and `_fraction` are plain shares).
+`_bytes_per_s`, `_flops_per_s`, `_s`; `_efficiency` and `_fraction` are plain shares, `_tile` and the
+half sizes of curves are counted).
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ UNITS: dict[str, dict[str, Fraction]] = {
     },
     "s": {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "ns": Fraction(1, 10**9)},
     "share": {"%": Fraction(1, 100)},
+    "count": {},
 }
-"""Accepted units of each dimension, as a factor to the SI base unit (a share is a number from 0 to 1)."""
+"""Accepted units of each dimension, as a factor to the SI base unit (a share is a number from 0 to 1; a
+count has no unit)."""
 
 _EXAMPLES = {
     "bytes": "80 GiB (2^30) or 80 GB (10^9)",
@@ -50,6 +53,7 @@ _EXAMPLES = {
     "flops_per_s": "312 TFLOP/s",
     "s": "2 us",
     "share": "0.8 or 80 %",
+    "count": "512",
 }
 
 
@@ -62,6 +66,11 @@ def dimension_of(key: str) -> str | None:
         ("_s", "s"),
         ("efficiency", "share"),
         ("_fraction", "share"),
+        ("_half_outputs", "count"),
+        ("_half_depth", "count"),
+        ("_half_tokens", "count"),
+        ("_half_head_dim", "count"),
+        ("_tile", "count"),
     ):
         if key.endswith(suffix):
             return dimension
@@ -76,7 +85,8 @@ def parse(text: str, dimension: str) -> float:
         raise ValueError(f"{text!r} is not a number with a unit; write {example}")
     unit = text.strip()[number.end() :].strip()
     if not unit:
-        raise ValueError(f"{text!r} is text; write the number without quotes, or with its unit: {example}")
+        quotes = "without quotes, or with its unit" if UNITS[dimension] else "without quotes"
+        raise ValueError(f"{text!r} is text; write the number {quotes}: {example}")
     factor = UNITS[dimension].get(unit)
     if factor is None:
         raise ValueError(f"unit {unit!r} of {text!r} does not fit here; write {example}")

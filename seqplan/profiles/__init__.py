@@ -20,8 +20,7 @@ from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.reading.strict_yaml import parse_yaml
 from seqplan.planner.reading.text_file import read_text
 from seqplan.planner.validation import validate_spec
-from seqplan.profiles import this_machine
-from seqplan.profiles.cluster_file import cluster_from, with_quantities
+from seqplan.profiles.cluster_file import built_in_cluster, cluster_from, with_quantities
 from seqplan.profiles.resources import (
     CLUSTERS,
     DEVICES,
@@ -91,10 +90,7 @@ def load_cluster(name: str | Path) -> ClusterSpec:
     """A built-in cluster, or the one that a YAML file describes."""
     text = str(name)
     if text in cluster_names():
-        data = read_profile(CLUSTERS, text)
-        if text == "local":
-            data = this_machine.local_cluster(data, read_profile(DEVICES, data["device"]))
-        return cluster_from(data, f"built-in cluster {text}")
+        return cluster_from(built_in_cluster(text), f"built-in cluster {text}")
     if not os.path.exists(text) and not text.endswith((*_YAML, ".json")) and "/" not in text:
         raise SeqplanError(f"{unknown_name('cluster', text, cluster_names())}.", "Or give a YAML file.")
     written = read_text(text)

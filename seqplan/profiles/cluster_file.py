@@ -1,8 +1,9 @@
 """From the keys of a cluster file, built-in or a user's, to a ClusterSpec; all that is wrong in one error.
 
 Parts may be named (`device: a100-80`), changed (`device: {base: a100-80, memory_bytes: 75 GiB}`) or written
-out. A number is `{value, source}`; in a user's file a plain number (SI base units) or text with a unit
-("600 GB/s") is enough, and its source is the file.
+out; under the `base:` of a cluster a part without base and name changes that cluster's. A number is
+`{value, source}`; in a user's file a plain number (SI base units) or text with a unit ("600 GB/s") is enough,
+and its source is the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.planner.reading.quantity import Quantity
 from seqplan.planner.reading.strict_yaml import kind_of, shorten
 from seqplan.planner.validation import problems_of
-from seqplan.profiles.resources import CLUSTERS, DEVICES, LINKS, merged, profile_names, read_profile
+from seqplan.profiles import this_machine
+from seqplan.profiles.resources import CLUSTERS, DEVICES, LINKS, laid_over, profile_names, read_profile
 from seqplan.profiles.unknown_name import unknown_name
 
 PARTS = {"device": DEVICES, "intra_node": LINKS, "inter_node": LINKS}
@@ -39,21 +41,30 @@ FOREIGN_KEYS: dict[str, str] = {
 }
 """Keys of other tools' cluster files, and what says the same in ours."""
 
-_STAND_IN = {"bytes": 2.0**30, "bytes_per_s": 1e9, "flops_per_s": 1e12, "s": 1e-6, "share": 0.5}
+_MISSING = "missing "
+"""How a problem begins that lists keys which are not there (validation.py)."""
+
+_STAND_IN = {"bytes": 2.0**30, "bytes_per_s": 1e9, "flops_per_s": 1e12, "s": 1e-6, "share": 0.5, "count": 1.0}
 """What takes the place of a number that was found wrong, so that the rest can still be checked."""
 
 _HINT = "A short file starts from a built-in cluster: `base: dgx-a100`, then the keys that differ."
+_NAMED_HINT = (
+    "A part with a name is another one, written out in full; without {0}.name it changes the base's."
+)
 
 
 def cluster_from(data: Mapping[str, Any], where: str, user_source: str | None = None) -> ClusterSpec:
     """The cluster, or one SeqplanError. `user_source` is the source of plain numbers; None allows none."""
     problems: list[str] = []
-    whole = _based(data, CLUSTERS, "", problems)
+    base = _base_cluster(data, problems)
+    unknown_base = bool(problems)  # what it has is not known to be missing
+    own = {key: value for key, value in data.items() if key != "base"}
+    whole = {**base, **own}
     broken: set[str] = set()
     for part, folder in PARTS.items():
         if part in whole:
             before = len(problems)
-            whole[part] = _part(whole[part], folder, part, problems)
+            whole[part] = _part(whole[part], folder, part, problems, base.get(part))
             broken |= {part} if len(problems) > before else set()
     for key in ("nodes", "num_nodes", "device", "devices", "gpus_per_node", "nics_per_node"):
         if isinstance(whole.get(key), list):
@@ -69,31 +80,65 @@ def cluster_from(data: Mapping[str, Any], where: str, user_source: str | None = 
     device = checked.get("device")
     if isinstance(device, Mapping) and device.get("kind") == "cpu" and checked.get("cores_per_node") is None:
         problems.append("missing cores_per_node, which the ranks of a CPU node share")
+    if unknown_base:
+        problems = [each for each in problems if not each.startswith(_MISSING)]
     if problems:
-        hint = _HINT if user_source and any(each.startswith("missing") for each in problems) else ""
+        hint = _hint(data, problems) if user_source else ""
         raise SeqplanError(f"{where}: {'; '.join(dict.fromkeys(problems))}.", hint)
     return spec
 
 
-def _based(data: Mapping[str, Any], folder: str, key: str, problems: list[str]) -> dict[str, Any]:
-    """The keys with those of `base:` under them; the name of the base is not inherited."""
-    if "base" not in data:
-        return dict(data)
-    base, own = data["base"], {name: value for name, value in data.items() if name != "base"}
-    if not isinstance(base, str) or base not in profile_names(folder):
-        problems.append(unknown_name(f"{key}.base" if key else "base", base, profile_names(folder)))
-        return own
-    inherited = {name: value for name, value in read_profile(folder, base).items() if name != "name"}
-    return merged({**inherited, "name": f"{base} (changed)"} if key else inherited, own)
+def built_in_cluster(name: str, ranks: int | None = None) -> Mapping[str, Any]:
+    """The keys of a built-in cluster; of `local` with what this machine has, for `ranks` ranks."""
+    data = read_profile(CLUSTERS, name)
+    if name != "local":
+        return data
+    return this_machine.local_cluster(data, read_profile(DEVICES, data["device"]), ranks)
 
 
-def _part(raw: Any, folder: str, key: str, problems: list[str]) -> Any:
-    """A device or link: by name, changed from a base, or as written."""
+def _base_cluster(data: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """The keys of the cluster that `base:` names, but for its name; none where there is none."""
+    if "base" not in data or not _is_known("base", data["base"], CLUSTERS, problems):
+        return {}
+    ranks = data.get("gpus_per_node")
+    whole_number = isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0
+    found = built_in_cluster(data["base"], ranks if whole_number else None)
+    return {key: value for key, value in found.items() if key != "name"}
+
+
+def _part(raw: Any, folder: str, key: str, problems: list[str], inherited: Any) -> Any:
+    """A device or link: by name, changed from a base, changed from the base cluster's, or as written."""
     if isinstance(raw, str):
-        if raw in profile_names(folder):
-            return dict(read_profile(folder, raw))
-        problems.append(unknown_name(key, raw, profile_names(folder)))
-    return _based(raw, folder, key, problems) if isinstance(raw, Mapping) else raw
+        return dict(read_profile(folder, raw)) if _is_known(key, raw, folder, problems) else raw
+    if not isinstance(raw, Mapping):
+        return raw
+    own = {name: value for name, value in raw.items() if name != "base"}
+    if "base" in raw:
+        if not _is_known(f"{key}.base", raw["base"], folder, problems):
+            return own
+        under: Mapping[str, Any] = read_profile(folder, raw["base"])
+    elif inherited is None or "name" in raw or raw is inherited:
+        return own
+    else:
+        under = _part(inherited, folder, key, problems, None)
+    return laid_over({**under, "name": f"{under['name']} (changed)"}, own) if own else dict(under)
+
+
+def _is_known(key: str, name: object, folder: str, problems: list[str]) -> bool:
+    """Whether there is such a profile; else that is a problem."""
+    known = isinstance(name, str) and name in profile_names(folder)
+    if not known:
+        problems.append(unknown_name(key, name, profile_names(folder)))
+    return known
+
+
+def _hint(data: Mapping[str, Any], problems: list[str]) -> str:
+    """How the keys that are missing come in."""
+    missing = " ".join(each for each in problems if each.startswith(_MISSING))
+    if "base" not in data:
+        return _HINT if missing else ""
+    named = [part for part in PARTS if f" {part}." in missing and "name" in dict(data.get(part, {}))]
+    return _NAMED_HINT.format(named[0]) if named else ""
 
 
 def with_quantities(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +160,7 @@ def _with_quantities(
         if dimension is None:
             nested = isinstance(value, Mapping)
             result[key] = _with_quantities(value, here, source, problems) if nested else _as_tuple(value)
-        elif isinstance(value, Mapping) and "value" not in value:  # by dtype
+        elif isinstance(value, Mapping) and not {"value", "source"} & value.keys():  # by dtype
             result[key] = {
                 name: _quantity(each, dimension, f"{here}.{name}", source, problems)
                 for name, each in value.items()

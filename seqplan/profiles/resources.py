@@ -20,16 +20,7 @@ DEVICES = "hardware/devices"
 LINKS = "hardware/links"
 CLUSTERS = "hardware/clusters"
 
-MERGED_KEYS = frozenset(
-    {
-        "peak_flops_per_s",
-        "attention_kernels",
-        "max_head_dim",
-        "matmul_dtype_efficiency",
-        "attention_dtype_efficiency",
-    }
-)
-"""Tables by dtype or kernel: an entry replaces that entry of the base, the others stay."""
+HARDWARE = "hardware/"
 
 
 @functools.cache
@@ -56,13 +47,24 @@ def read_profile(folder: str, name: str) -> Mapping[str, Any]:
     path = f"{folder}/{name}.yaml"
     data = parse_yaml(files(__package__).joinpath(path).read_text(encoding="utf-8"), f"built-in {path}")
     base = data.pop("base", None)
-    return data if base is None else merged(read_profile(folder, base), data)
+    if base is None:
+        return data
+    # A trainer's sections are each one statement, so they are replaced whole.
+    return (laid_over if folder.startswith(HARDWARE) else _replaced)(read_profile(folder, base), data)
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it."""
+def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, group of keys by group of keys; a number goes with its source."""
     result = {**base, **changes}
-    for key in MERGED_KEYS & base.keys() & changes.keys():
-        if isinstance(base[key], dict) and isinstance(changes[key], dict):
-            result[key] = {**base[key], **changes[key]}
+    for key in base.keys() & changes.keys():
+        if _is_group(base[key]) and _is_group(changes[key]):
+            result[key] = laid_over(base[key], changes[key])
     return result
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, Mapping) and not {"value", "source"} & value.keys()
+
+
+def _replaced(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {**base, **changes}

@@ -48,15 +48,13 @@ def cpu_device(profile: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     return device
 
 
-def local_cluster(profile: Mapping[str, Any], device: Mapping[str, Any]) -> dict[str, Any]:
-    """The profile `local` filled in: one rank a core, until --gpus says another number."""
+def local_cluster(
+    profile: Mapping[str, Any], device: Mapping[str, Any], ranks: int | None = None
+) -> dict[str, Any]:
+    """The profile `local` filled in: one rank a core, until `ranks` or --gpus says another number."""
     cores = core_count()
-    return {
-        **profile,
-        "device": cpu_device(device, cores),
-        "gpus_per_node": cores,
-        "cores_per_node": cores,
-    }
+    ranks = cores if ranks is None else ranks
+    return {**profile, "device": cpu_device(device, ranks), "gpus_per_node": ranks, "cores_per_node": cores}
 
 
 def _read(path: Path) -> str:

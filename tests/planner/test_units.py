@@ -42,6 +42,8 @@ def test_units_are_exact(text: str, dimension: str, expected: float) -> None:
         ("200", "bytes_per_s", "without quotes"),
         ("fast", "bytes_per_s", "not a number with a unit"),
         ("2 min", "s", "2 us"),
+        ("512", "count", "write the number without quotes: 512"),
+        ("330 k", "count", "unit 'k' of '330 k' does not fit here; write 512"),
         ("\uff18\uff10 GiB", "bytes", "not a number with a unit"),  # full-width digits
     ],
 )
@@ -60,7 +62,10 @@ def test_the_name_of_a_key_says_its_unit() -> None:
         "matmul_efficiency": "share",
         "efficiency": "share",
         "fragmentation_fraction": "share",
+        "attention_half_tokens": "count",
+        "attention_dtype_half_head_dim": "count",
         "gpus_per_node": None,
+        "max_head_dim": None,
         "attention_kernels": None,
         "name": None,
     }
