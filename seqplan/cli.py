@@ -190,6 +190,7 @@ def score(
 
     layout may also be an object of its fields; "implementation": "megatron-core" asks for another trainer;
     "headroom_fraction": 0.05 in train keeps free what the other commands keep, and a case by itself nothing.
+    Counts may be "32k", as with the flags.
     """
     from seqplan import cli_inputs, render
     from seqplan.planner.score_cases import score_cases

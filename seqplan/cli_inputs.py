@@ -18,11 +18,12 @@ from seqplan import profiles
 from seqplan.cli_options import Ask, build
 from seqplan.planner.cluster_spec import ClusterSpec, DeviceSpec
 from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout import AXES, Layout, parse_degrees
+from seqplan.planner.layout import AXES, LARGEST_COUNT, Layout, parse_degrees
 from seqplan.planner.layout_defaults import parse_layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.plan import load_plan, plan_warnings, trainer_of
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.reading.counts import parse_count
 from seqplan.planner.reading.typed_form import flag_name
 from seqplan.planner.score_cases import Loaders
 from seqplan.planner.timing.overlaps import without
@@ -34,13 +35,7 @@ LARGEST_BATCH_TOKENS = 2**28
 """Tokens a step beyond which a batch is taken for a slip: 16 times the largest of Llama 3 405B
 (16 Mi tokens: arXiv 2407.21783, table 4)."""
 
-LARGEST_COUNT = 2**40
-"""Beyond it a count is a slip, and products of counts would leave 64-bit integers."""
-
 LAYOUT_EXAMPLE = "--layout dp2,pp1,tp4,sp8"
-
-_COUNT = re.compile(r"([0-9]+(?:[_,][0-9]{3})*|[0-9]+)([kKmM]?)")
-_SUFFIXES = {"": 1, "k": 2**10, "m": 2**20}
 
 
 @dataclass
@@ -153,18 +148,18 @@ def _is_model(path: Path) -> bool:
 
 def read_count(flag: str, typed: str, notes: list[str]) -> int:
     """A whole number from 1: digits, grouped as 131_072 if you like, or 4k (= 4096), which is said."""
-    match = _COUNT.fullmatch(typed.strip())
-    if match is None:
+    read = parse_count(typed)
+    if read is None:
         try:
             value = float(typed)
         except ValueError:
             value = 0.0
         hint = f"write {value:.0f}" if 1 <= value < 1e15 and value.is_integer() else "write it as 4096 or 4k"
         raise SeqplanError(f"{flag} {typed} is not a whole number from 1;", f"{hint}.")
-    number = int(re.sub("[_,]", "", match[1])) * _SUFFIXES[match[2].lower()]
+    number, suffix = read
     if not 1 <= number <= LARGEST_COUNT:
         raise SeqplanError(f"{flag} {typed} must be at least 1 and at most 2^40.")
-    if match[2]:
+    if suffix:
         notes.append(f"{flag} {typed} is read as {number}")
     return number
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -114,37 +113,3 @@ def test_one_of_length_and_batch_is_needed(seqplan: Seqplan) -> None:
     assert "limits needs --seq-len or --global-batch-size" in line
     pinned = refusal(seqplan(*LENGTHS[:6], "--seq-len", "512", "--micro-batch-size", "2"))
     assert "gradient accumulation makes any batch possible" in pinned
-
-
-PAPER = [
-    *["--implementation", "megatron-2021", "--precision", "fp16", "--hidden-dropout", "0.1"],
-    *["--attention-dropout", "0.1", "--dp", "1", "--recompute", "none", "--no-tp-sequence-parallel"],
-]
-RING = ["--dp", "1", "--recompute", "none"]
-ROWS = [
-    ("| tp, trainer of 2021 |", "tp", "piz-daint", PAPER),
-    ("| sp, the paper's |", "sp", "piz-daint", PAPER),
-    ("| sp, ring | 64 P100 |", "sp", "piz-daint", RING),
-    ("| sp, ring | 64 H100 |", "sp", "dgx-h100", RING),
-    ("| all axes, recompute free | 64 P100 |", "all", "piz-daint", []),
-    ("| all axes, recompute free | 64 H100 |", "all", "dgx-h100", []),
-]
-README_FIGURES = 0.03
-"""How far the memory model may move before the table is written again."""
-
-
-@pytest.mark.parametrize(("starts", "family", "where", "more"), ROWS, ids=[row[0] for row in ROWS])
-def test_the_readmes_table(seqplan: Seqplan, starts: str, family: str, where: str, more: list[str]) -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    (line,) = [line for line in readme.splitlines() if line.startswith(starts)]
-    cells = line.split("|")[3:5]
-    for cell, model, batch, tp in zip(
-        cells, ("bert-base", "bert-large"), ("64", "16"), ("12", "16"), strict=True
-    ):
-        figure = re.match(r" ([\d,]+)", cell)
-        assert figure is not None
-        devices = tp if family == "tp" else "64"
-        asked = ["limits", model, "--cluster", where, "--gpus", "64", "--global-batch-size", batch]
-        done = seqplan(*asked, "--family", family, "--devices", devices, *more, "--json")
-        (limit,) = json.loads(done.out)["limits"]
-        assert int(figure[1].replace(",", "")) == pytest.approx(limit["value"], rel=README_FIGURES)

@@ -64,6 +64,7 @@ class _Case:
     id: Any
     question: Question
     layout: Layout
+    notes: tuple[str, ...]
 
 
 class _Reader:
@@ -82,16 +83,17 @@ class _Reader:
             raise SeqplanError(f"case: {'; '.join(problems)}.", _hint(unknown))
         asked = {key: value for key, value in data.items() if key not in ("id", "layout")}
         question = self._keep("question", asked, self._question)
-        given = data["layout"]
+        given, notes = data["layout"], _read_as(data["train"], question.train)
         if isinstance(given, str):  # as `explain --layout` takes it: what is left out has its default
-            return _Case(place, data.get("id"), question, complete_layout(question, parse_degrees(given)))
+            layout = complete_layout(question, parse_degrees(given))
+            return _Case(place, data.get("id"), question, layout, notes)
         absent = [key for key in NEEDED_LAYOUT if not isinstance(given, dict) or given.get(key) is None]
         if absent:
             raise SeqplanError(
                 f"layout: missing {', '.join(absent)}.",
                 f"The other fields have defaults; or write {EXAMPLE_LAYOUT!r}.",
             )
-        return _Case(place, data.get("id"), question, complete_layout(question, given))
+        return _Case(place, data.get("id"), question, complete_layout(question, given), notes)
 
     def _question(self, data: Mapping[str, Any]) -> Question:
         gpus = data["gpus"]
@@ -147,6 +149,14 @@ def _spec(spec: type[_Model], raw: Any, where: str, wanted: str) -> _Model:
     return validate_spec(spec, raw, where)
 
 
+def _read_as(raw: Mapping[str, Any], train: TrainSpec) -> tuple[str, ...]:
+    """What counts with a suffix are taken for: 32k is 32768, and some mean 32000."""
+    counts = {"seq_len": train.seq_len, "global_batch_size": train.global_batch_size}
+    return tuple(
+        f"{key} {raw[key]} is read as {read}" for key, read in counts.items() if isinstance(raw[key], str)
+    )
+
+
 def _hint(unknown: list[str]) -> str:
     """What a case has; where a key of an inner object stands at the top, where it belongs."""
     hint = f"A case has {', '.join(CASE_KEYS)}."
@@ -183,7 +193,8 @@ def _score_block(reader: _Reader, block: list[tuple[int, str]]) -> list[dict[str
         groups.setdefault(_group_key(case), []).append(case)
     for cases in groups.values():
         for case, answer in zip(cases, _score_group(cases), strict=True):
-            answers[case.place] = {"schema": JSON_SCHEMA, "id": case.id, **answer}
+            said = {"notes": list(case.notes)} if case.notes else {}
+            answers[case.place] = {"schema": JSON_SCHEMA, "id": case.id, **said, **answer}
     return answers
 
 

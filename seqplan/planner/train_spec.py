@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from seqplan.planner.layout import LARGEST_COUNT
+from seqplan.planner.reading.counts import Count
 from seqplan.planner.spec import Spec
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -31,9 +33,9 @@ none of Adafactor, whose sums of rows and columns are counted apart (Shazeer and
 class TrainSpec(Spec):
     """The batch and the numerics of one training job; nothing here depends on the layout."""
 
-    seq_len: int = Field(ge=1, le=2**40, description="tokens of one sequence, over all sp ranks")
-    global_batch_size: int = Field(
-        ge=1, le=2**40, description="sequences in one optimizer step, over all dp ranks"
+    seq_len: Count = Field(ge=1, le=LARGEST_COUNT, description="tokens of one sequence, over all sp ranks")
+    global_batch_size: Count = Field(
+        ge=1, le=LARGEST_COUNT, description="sequences in one optimizer step, over all dp ranks"
     )
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = Field(
         default="auto", description="compute dtype; auto is the best that device and trainer both have"

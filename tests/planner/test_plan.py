@@ -145,6 +145,11 @@ FAULTS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("a missing key", {"layout": {"tp": ABSENT}}, ["missing layout.tp"]),
     ("text for a number", {"layout": {"dp": "two"}}, ['layout.dp = "two" must be a whole number']),
     ("a truth value for a number", {"layout": {"dp": True}}, ["layout.dp = true must be a whole number"]),
+    (
+        "a length that is no count",
+        {"train": {"seq_len": "1x"}},
+        ['train.seq_len = "1x" is text; write a whole number without quotes, or one with k or M'],
+    ),
     ("lost layers", {"layout": {"stage_layers": [6, 5]}}, ["6+5 (2 stages, 11 layers)"]),
     ("a ZeRO stage that the trainer lacks", {"layout": {"zero_stage": 1}}, ["seqplan has no zero_stage=1"]),
     (
@@ -166,6 +171,11 @@ def test_a_faulty_plan_is_refused_with_file_and_reason(
     assert "\n" not in caught.value.message
     for fragment in says:
         assert fragment in caught.value.message
+
+
+def test_an_edited_plan_takes_counts_as_the_flags_do(tmp_path: Path) -> None:
+    plan = load_plan(write(tmp_path, {"train": {"seq_len": "1k", "global_batch_size": "1K"}}))
+    assert (plan.train.seq_len, plan.train.global_batch_size) == (1024, 1024)
 
 
 @pytest.mark.parametrize("text", ["", "# a comment only\n", "\n\n"])

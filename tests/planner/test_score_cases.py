@@ -136,6 +136,16 @@ def test_a_model_may_be_given_in_four_ways() -> None:
     assert same(found[0], found[3])
 
 
+@pytest.mark.parametrize(("typed", "read"), [("4k", 4096), ("4K", 4096), ("1m", 2**20), ("1_024k", 2**20)])
+def test_counts_as_flags_take_them(typed: str, read: int) -> None:
+    train = {"seq_len": read, "global_batch_size": 64}
+    plain, short = answers(case(train=train), case(train={**train, "seq_len": typed}))
+    assert short.pop("notes") == [f"seq_len {typed} is read as {read}"]
+    assert same(plain, short)
+    (batch,) = answers(case(train={"seq_len": 4096, "global_batch_size": "1k"}))
+    assert batch["notes"] == ["global_batch_size 1k is read as 1024"]
+
+
 BAD: list[tuple[Any, str]] = [
     ("{", "line 2: not JSON"),
     ("[1]", "line 2: a case is a JSON object, not list"),
@@ -150,6 +160,9 @@ BAD: list[tuple[Any, str]] = [
     (case(5, gpus=True), "gpus = True must be a whole number from 1"),
     (case(5, gpus=10**30), "gpus=1000000000000000000000000000000 is more than"),
     (case(5, train={"seq_len": 0, "global_batch_size": 1}), "seq_len = 0 must be at least 1"),
+    (case(5, train={"seq_len": "4 kB", "global_batch_size": 1}), 'seq_len = "4 kB" is text; write a whole'),
+    (case(5, train={"seq_len": "4096", "global_batch_size": 1}), "without quotes, or one with k or M (4k is"),
+    (case(5, train={"seq_len": 64, "global_batch_size": "0k"}), "global_batch_size = 0 must be at least 1"),
     (case(5, train=[]), "train: must be an object"),
     (case(5, layout={"dp": 8}), "layout: missing pp, tp, sp, micro_batch_size"),
     (case(5, layout=8), "layout: missing dp"),
