@@ -13,6 +13,7 @@ import yaml
 from seqplan import profiles
 from seqplan.cli import app
 from seqplan.planner.errors import SeqplanError
+from seqplan.planner.question import Pins
 from seqplan.planner.rules.model_features import missing_features
 from tests import grid, readme
 from tests.command_line import Seqplan, runner
@@ -81,6 +82,17 @@ def test_every_command_stands_in_the_readme() -> None:
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     shown = {line.split()[1] for line in commands_block().splitlines()}
     assert shown == known, "list the command in README.md under Commands, and say below what it does"
+
+
+@pytest.mark.parametrize(
+    "name", ["suggest", "explain", "score", "limits", "verify", "validate", "calibrate", "fit"]
+)
+def test_every_flag_stands_in_the_readme(name: str) -> None:
+    """But those of a layout's fields, which the README says are there, and those of a run's options."""
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    flags = {each.name: each.opts[0] for each in command.params if each.opts[0].startswith("--")}
+    missing = [flag for field, flag in flags.items() if field not in Pins.model_fields and flag not in TEXT]
+    assert not missing, "give each a sentence in README.md under Commands"
 
 
 def test_the_line_for_score_is_answered(seqplan: Seqplan, tmp_path: Path) -> None:
