@@ -11,13 +11,9 @@ from seqplan.planner.question import Question
 from seqplan.planner.reading.typed_form import typed_flags
 from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
 from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, size, table
+from seqplan.render_choices import choices, degrees, stage_layers
 from seqplan.render_memory import memory_line, peak_title, stage_bars
-from seqplan.render_suggestion import (
-    asked,
-    choices,
-    degrees,
-    stage_layers,
-)
+from seqplan.render_suggestion import asked
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

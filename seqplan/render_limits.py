@@ -12,8 +12,8 @@ from seqplan.planner.limits import NAMES, Limit, Limits
 from seqplan.planner.question import Question
 from seqplan.planner.reading.integers import listed
 from seqplan.render import count, gib, listing, plural, show, table, text
+from seqplan.render_choices import choices, degrees
 from seqplan.render_suggestion import asked as asked_in_full
-from seqplan.render_suggestion import choices, degrees
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -6,8 +6,6 @@ much, and what would make it fit.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seqplan.planner.layout import Layout
@@ -27,14 +25,13 @@ from seqplan.render import (
     table,
     text,
 )
+from seqplan.render_choices import choices, degrees
+from seqplan.render_comparison import differences, why
 from seqplan.render_memory import memory_bar, memory_line
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
-
-MOST_LISTED = 8
-"""Stages up to which the layers of each are listed."""
 
 COLUMNS = ("", "dp", "pp", "tp", "sp", "mb", "recompute", "zero", "attn", "peak GiB", "free", "step", "MFU")
 CHOICES = COLUMNS.index("peak GiB")
@@ -71,42 +68,6 @@ def asked(question: Question) -> Text:
     )
 
 
-def degrees(layout: Layout) -> str:
-    """dp2 pp1 tp4 sp8, in the order of the axes."""
-    return " ".join(f"{axis}{degree}" for axis, degree in layout.degrees.items())
-
-
-def choices(layout: Layout) -> str:
-    """Everything but the degrees, defaults left out where they say nothing."""
-    words = [f"micro-batch {layout.micro_batch_size}", f"zero {layout.zero_stage}"]
-    if layout.zero_shard_size is not None:
-        words[-1] += f" over {plural(layout.zero_shard_size, 'rank')}"
-    words.append(f"recompute {layout.recompute}")
-    if layout.recompute_layers is not None:
-        words[-1] += f" ({plural(layout.recompute_layers, 'layer')} a stage)"
-    words.append(
-        f"attention {'plain' if layout.attention == 'none' else layout.attention} on {layout.kernel} kernel"
-    )
-    if layout.tp_sequence_parallel:
-        words.append("tp sequence parallel")
-    if layout.schedule != "none":
-        words.append(f"{layout.schedule}, stages of {stage_layers(layout.stage_layers)} layers")
-    if layout.num_virtual_stages > 1:
-        words.append(f"{layout.num_virtual_stages} virtual stages")
-    words.append(layout.precision)
-    return ", ".join(words)
-
-
-def stage_layers(layers: Sequence[int]) -> str:
-    """8 where all are alike; 7,8,8,9; of a deep pipeline 3, 30 x 4, 3."""
-    if len(set(layers)) == 1:
-        return str(layers[0])
-    if len(layers) <= MOST_LISTED:
-        return ",".join(map(str, layers))
-    runs = [(value, len(list(group))) for value, group in itertools.groupby(layers)]
-    return ", ".join(f"{times} x {value}" if times > 1 else str(value) for value, times in runs)
-
-
 def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
     """The choice in four lines, and why it is the choice."""
     lines = [choices(scored.layout)]
@@ -127,46 +88,6 @@ def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
     if answer.sensitivity is not None:
         lines.append(answer.sensitivity.text)
     return block(f"Pick: {degrees(scored.layout)}", lines, "bold green")
-
-
-def why(answer: Suggestion, scored: ScoredLayout) -> str:
-    """The pick against the best of other degrees (or else of other choices), by the time that differs."""
-    words = f"the fastest of {plural(answer.fitting, 'layout')} that fit"
-    rivals = [other for other in answer.ranked if other.time and other.layout != scored.layout]
-    rivals.sort(key=lambda other: other.layout.degrees == scored.layout.degrees)  # stable: ranks stay
-    if not rivals or scored.time is None or rivals[0].time is None:
-        return words
-    rival, ours, theirs = rivals[0].layout, scored.time, rivals[0].time
-    name = degrees(rival)
-    if rival.degrees == scored.layout.degrees:
-        name = f"the same with {', '.join(differences(rival, scored.layout))}"
-    more = {kind: seconds - ours.by_kind.get(kind, 0.0) for kind, seconds in theirs.by_kind.items()}
-    most = max(more, key=lambda kind: more[kind])
-    least = min(more, key=lambda kind: more[kind])
-    slower = theirs.step_time_s / ours.step_time_s - 1
-    if slower < 0.0005 or more[most] <= 0:
-        return f"{words}; {name} is as fast"
-    balance = f"{most} +{duration(more[most])}"
-    if -more[least] > 0.1 * more[most]:
-        balance += f", {least} -{duration(-more[least])}"
-    return f"{words}; {name} takes {percent(slower)} longer: {balance}"
-
-
-def differences(layout: Layout, other: Layout) -> list[str]:
-    """Fields of `layout` that are not those of `other`, each as `zero 2` or `tp sequence parallel off`."""
-    found = []
-    for name in Layout.model_fields:
-        value = getattr(layout, name)
-        if value == getattr(other, name):
-            continue
-        if name == "stage_layers":
-            value = stage_layers(value)
-        elif isinstance(value, tuple):
-            value = ",".join(map(str, value))
-        elif isinstance(value, bool):
-            value = "on" if value else "off"
-        found.append(f"{name.replace('_', ' ')} {'all' if value is None else value}")
-    return found
 
 
 def row(number: int, scored: ScoredLayout) -> list[str]:

@@ -9,7 +9,8 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.verification import DIFFERENCE_LIMIT, StageComparison, Verification
 from seqplan.render import block, listing, percent, show, size, table, text
-from seqplan.render_suggestion import asked, degrees
+from seqplan.render_choices import degrees
+from seqplan.render_suggestion import asked
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seqplan import profiles, render, render_layout, render_memory, render_suggestion
+from seqplan import profiles, render, render_choices, render_layout, render_memory
 from seqplan.planner.question import Question
 from seqplan.planner.results import ScoredLayout
 from seqplan.planner.train_spec import TrainSpec
@@ -83,4 +83,4 @@ def test_a_size_of_some_bytes_is_not_zero() -> None:
     ],
 )
 def test_the_layers_of_many_stages_in_few_words(layers: tuple[int, ...], said: str) -> None:
-    assert render_suggestion.stage_layers(layers) == said
+    assert render_choices.stage_layers(layers) == said
