@@ -106,12 +106,12 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
         dtype: matmul_curve([each for each in measured.matmuls if each.dtype == dtype])
         for dtype in measured.kernels
     }
-    # The fastest dtype is the one that is trained in, so its curve is the device's.
+    # The fastest dtype is the one that is trained in, so its numbers are the device's; the tables by dtype
+    # have the others. A number that stood in both places would be read in one of them only.
     order = sorted(matmul, key=lambda dtype: -matmul[dtype].flops_per_s)
     points = {dtype: [each for each in measured.attention if each.dtype == dtype] for dtype in order}
     tile = causal_tile(list(points.values()))
     attention = {dtype: attention_curve(points[dtype], tile) for dtype in order}
-    best_matmul, best_attention = matmul[order[0]], attention[order[0]]
     copy_bytes_per_s = _rate(measured, "copy") / share
     work_bytes_per_s = _rate(measured, "elementwise") / share
     peaks = {dtype: curve.flops_per_s / share for dtype, curve in matmul.items()}
@@ -142,29 +142,9 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
         "memory_bytes_per_s": bandwidth_entry,
         "peak_flops_per_s": peak_entries,
         "attention_kernels": {dtype: list(kernels) for dtype, kernels in measured.kernels.items()},
-        "matmul_efficiency": said.of(max(shares.values()), _fit(best_matmul, "share of the peak")),
-        "matmul_dtype_efficiency": {dtype: said.of(each) for dtype, each in shares.items()},
-        "matmul_half_outputs": said.of(
-            best_matmul.half_sizes[0], _fit(best_matmul, "result elements at half rate")
-        ),
-        "matmul_half_depth": said.of(best_matmul.half_sizes[1], _fit(best_matmul, "products at half rate")),
-        "matmul_dtype_half_outputs": _half_sizes(matmul, 0, said),
-        "matmul_dtype_half_depth": _half_sizes(matmul, 1, said),
-        "attention_dtype_half_tokens": _half_sizes(attention, 0, said),
-        "attention_dtype_half_head_dim": _half_sizes(attention, 1, said),
-        "attention_efficiency": said.of(
-            max(attention_shares.values()), _fit(best_attention, "share of the peak")
-        ),
-        "attention_dtype_efficiency": {dtype: said.of(each) for dtype, each in attention_shares.items()},
-        "attention_half_tokens": said.of(
-            best_attention.half_sizes[0], _fit(best_attention, "tokens at half rate")
-        ),
-        "attention_half_head_dim": said.of(
-            best_attention.half_sizes[1], _fit(best_attention, "head size at half rate")
-        ),
-        "attention_causal_tile": said.of(
-            best_attention.half_sizes[2], _fit(best_attention, "keys of a tile")
-        ),
+        **_rates("matmul", order, matmul, shares, ("outputs", "depth"), said),
+        **_rates("attention", order, attention, attention_shares, ("tokens", "head_dim"), said),
+        "attention_causal_tile": said.of(tile, "keys of a tile; the one that all dtypes' points meet best"),
         "memory_efficiency": said.of(
             work_bytes_per_s / bandwidth_entry["value"],
             "what lies between the matmuls of a layer, over a copy",
@@ -180,15 +160,36 @@ def _quantity(known: Any) -> dict[str, Any]:
     return {"value": float(known), "source": known.source}
 
 
-def _half_sizes(curves: Mapping[Dtype, Curve], place: int, said: _Source) -> dict[str, Any]:
-    return {
-        dtype: said.of(curve.half_sizes[place], _fit(curve, "at half rate"))
-        for dtype, curve in curves.items()
+def _rates(
+    work: str,
+    order: Sequence[Dtype],
+    curves: Mapping[Dtype, Curve],
+    shares: Mapping[Dtype, float],
+    half: tuple[str, str],
+    said: _Source,
+) -> dict[str, Any]:
+    """The first dtype's share of the peak and half sizes as the device's, the others' by dtype."""
+    first, others = order[0], order[1:]
+    entries: dict[str, Any] = {}
+    of: dict[str, dict[Dtype, dict[str, Any]]] = {
+        "efficiency": {dtype: said.of(shares[dtype], _fit(curves[dtype], dtype)) for dtype in order},
+        **{
+            f"half_{name}": {
+                dtype: said.of(curves[dtype].half_sizes[place], f"{dtype}, at half of its rate")
+                for dtype in order
+            }
+            for place, name in enumerate(half)
+        },
     }
+    for name, numbers in of.items():
+        entries[f"{work}_{name}"] = numbers[first]
+        if others:
+            entries[f"{work}_dtype_{name}"] = {dtype: numbers[dtype] for dtype in others}
+    return entries
 
 
-def _fit(curve: Curve, what: str) -> str:
-    return f"{what}; the curve meets its points to {100 * curve.error:.0f} %"
+def _fit(curve: Curve, dtype: str) -> str:
+    return f"{dtype}, share of the peak; the curve meets its points to {100 * curve.error:.0f} %"
 
 
 def _rate(measured: Measurements, kind: str) -> float:
@@ -201,13 +202,18 @@ def _rate(measured: Measurements, kind: str) -> float:
 def _link(name: str, samples: Sequence[TransferSample], said: _Source) -> dict[str, Any]:
     line = transfer_line(samples)
     fastest = max(line.bytes_per_s.values())
-    kinds = {kind: rate / fastest for kind, rate in line.bytes_per_s.items()}
-    return {
+    shares = {kind: rate / fastest for kind, rate in line.bytes_per_s.items()}
+    # One kind's share is the link's, the others stand by themselves; what was not measured (all-to-all) goes
+    # by the link's, so it is the kind in the middle.
+    middle = float(np.exp(np.mean(np.log([*shares.values()]))))
+    usual = min(shares, key=lambda kind: abs(np.log(shares[kind] / middle)))
+    link = {
         "name": name,
         "bytes_per_s": said.of(fastest, "the fastest kind of transfer, every rank at once"),
         "latency_s": said.of(
             line.latency_s, f"of a step; the line meets its points to {100 * line.error:.0f} %"
         ),
-        "efficiency": said.of(float(np.exp(np.mean(np.log([*kinds.values()])))), "mean of all kinds"),
-        "collective_efficiency": {kind: said.of(share) for kind, share in kinds.items()},
+        "efficiency": said.of(shares[usual], f"{usual}, the kind nearest to the mean of all"),
     }
+    others = {kind: said.of(share) for kind, share in shares.items() if kind != usual}
+    return {**link, "collective_efficiency": others} if others else link
