@@ -49,31 +49,51 @@ def show_calibration(cluster: ClusterSpec, measured: Measurements) -> None:
 
 def show_fit(report: FitReport) -> None:
     """What changed, what did not and why, and the runs before and after."""
-    from rich.table import Table
-
-    factors = Table(title="numbers of the profile", title_justify="left")
-    factors.add_column("number", no_wrap=True, min_width=max(len(each.name) for each in report.factors))
-    for column in ("before", "after", "share of time"):
-        factors.add_column(column, justify="right")
-    factors.add_column("")
-    for each in report.factors:
-        said = each.why_not or ("at its bound" if each.at_bound else "")
-        after = "unchanged" if each.why_not else f"{each.after:.4g}"
-        factors.add_row(each.name, f"{each.before:.4g}", after, f"{100 * each.effect:.0f} %", said)
-    runs = Table(title="runs: predicted over measured", title_justify="left")
-    for column in ("run", "layout", "steps", "measured", "before", "after"):
-        runs.add_column(column, justify="left" if column in ("run", "layout") else "right")
-    for run in report.runs:
-        runs.add_row(
+    factors = [
+        [
+            each.name,
+            f"{each.before:.4g}",
+            "unchanged" if each.why_not else f"{each.after:.4g}",
+            f"{100 * each.effect:.0f} %",
+        ]
+        for each in report.factors
+    ]
+    said = [
+        (each.name, each.why_not or "at its bound")
+        for each in report.factors
+        if each.why_not or each.at_bound
+    ]
+    runs = [
+        [
             run.path,
             run.layout,
             str(run.steps),
             render.duration(run.measured_s),
             f"{run.before_s / run.measured_s:.2f}",
             f"{run.after_s / run.measured_s:.2f}",
-        )
+        ]
+        for run in report.runs
+    ]
     first, last = (100 * (math.exp(error) - 1) for error in (report.error_before, report.error_after))
-    render.show([factors, runs, f"error (root mean square): {first:.1f} % before, {last:.1f} % after"])
+    render.show(
+        [
+            render.table(
+                "Numbers of the profile",
+                ["number", "before", "after", "share of time"],
+                factors,
+                left=("number",),
+            ),
+            # A sentence is no cell: beside five columns of figures it would break every ten letters.
+            render.listing("What the runs cannot move, and why", [f"{name}: {text}" for name, text in said]),
+            render.table(
+                "Runs: predicted over measured",
+                ["run", "layout", "steps", "measured", "before", "after"],
+                runs,
+                left=("run", "layout"),
+            ),
+            f"error (root mean square): {first:.1f} % before, {last:.1f} % after",
+        ]
+    )
 
 
 def _flops(rate: float) -> str:

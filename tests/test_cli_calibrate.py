@@ -129,6 +129,19 @@ def test_fit_writes_a_profile_that_predicts_the_runs(folder: Path, seqplan: Seqp
     assert again["error_before"] < 0.01
 
 
+def test_fit_is_read_in_80_columns(folder: Path, seqplan: Seqplan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = seqplan("fit", "dgx-a100", "--from", "a.jsonl", "-o", "new.yaml").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = [line.split() for line in lines if line.startswith("device.matmul_efficiency")]
+    assert len(row) == 5  # name, before, after, share and its sign: no cell is continued below
+    (run,) = [line.split() for line in lines if line.startswith("a.jsonl")]
+    assert run[1:3] == ["dp8,pp1,tp1,sp1", "5"]
+    whys = [line for line in lines if line.startswith(" - ")]
+    assert len(whys) >= 4, "why each other number is as it was"
+    assert any(line.startswith(" - inter_node.efficiency: decides 0.0 % of the runs' time") for line in whys)
+
+
 def test_fit_to_a_built_in_profile(folder: Path, seqplan: Seqplan) -> None:
     found = json.loads(seqplan("fit", "dgx-a100", "--from", "a.jsonl", "-o", "new.yaml", "--json").out)
     assert found["error_after"] < 0.01 < found["error_before"]
