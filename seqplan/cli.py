@@ -78,7 +78,7 @@ def suggest(
     """
     from seqplan import cli_inputs, render, render_suggestion, render_verification
     from seqplan.planner import plan, search
-    from seqplan.planner.choosing import job, pareto
+    from seqplan.planner.choosing import free_pick, job, pareto
 
     wanted = None if tokens is None else job.parse_tokens(tokens)
     if output is not None:
@@ -91,7 +91,8 @@ def suggest(
         seconds = answer.pick.time.step_time_s
         trained = None if wanted is None else job.training_job(asked.question, seconds, wanted)
         points = () if top is None else pareto.pareto(asked.question, pins)
-        answer = answer.model_copy(update={"job": trained, "pareto": points})
+        free = free_pick.cost_of_pins(asked.question, pins, answer.pick)
+        answer = answer.model_copy(update={"job": trained, "pareto": points, "free_pick": free})
     said = {"notes": (*asked.notes, *answer.notes), "warnings": (*asked.warnings, *answer.warnings)}
     answer = answer.model_copy(update=said)
     if output is not None and answer.pick is not None:
@@ -133,11 +134,13 @@ def explain(
     """Show one layout in full, legal or not.
 
     By stage and kind: of a plan file, or of a layout typed as --layout. What was not typed takes its
-    default, which is said, beside the best that the search finds with what was typed.
+    default, which is said, beside the best that the search finds with what was typed, and what suggest picks
+    with nothing pinned.
     """
     from seqplan import cli_inputs, render, render_layout
     from seqplan.planner import search
     from seqplan.planner.choosing.completion import completion
+    from seqplan.planner.choosing.free_pick import free_pick
     from seqplan.planner.choosing.placement import placement_lines
     from seqplan.planner.choosing.state_notes import states_note
     from seqplan.planner.memory.kept_tensors import kept_tensors
@@ -153,6 +156,7 @@ def explain(
     typed = {} if layout is None else parse_degrees(layout) | pins.given()
     rest = completion(asked.question, chosen, typed) if typed else None
     scored = search.score(asked.question, chosen)
+    free = free_pick(asked.question, scored)
     scored = scored.model_copy(update={"warnings": (*asked.warnings, *scored.warnings)})
     if scored.memory is not None:
         asked.notes.append(states_note(asked.question, chosen, scored.memory))
@@ -163,10 +167,10 @@ def explain(
     if as_json:
         listed = {"tensors": [each.model_dump(mode="json") for each in kept]} if tensors else {}
         more = {} if rest is None else {"completion": rest.model_dump(mode="json")}
-        said = {"notes": asked.notes, "placement": list(placed)}
+        said = {"free_pick": free and free.model_dump(mode="json"), "notes": asked.notes, "placement": placed}
         render.show_json({**scored.model_dump(mode="json"), **listed, **more, **said})
     else:
-        render_layout.show_layout(scored, asked.question, tuple(asked.notes), rest, placed)
+        render_layout.show_layout(scored, asked.question, tuple(asked.notes), rest, placed, free)
         if tensors:
             render_layout.show_tensors(kept, chosen)
     if trace is not None:

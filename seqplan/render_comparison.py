@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from seqplan.planner.choosing.comparison import SAME_STEP, balance, rivals
 from seqplan.planner.layout import Layout
-from seqplan.planner.results import ScoredLayout, Suggestion, TimeEstimate
+from seqplan.planner.results import FreePick, ScoredLayout, Suggestion, TimeEstimate
 from seqplan.render import duration, percent, plural
-from seqplan.render_choices import degrees, stage_layers
+from seqplan.render_choices import choices, degrees, stage_layers
 
 
 def why(answer: Suggestion, scored: ScoredLayout) -> str:
@@ -29,6 +29,20 @@ def against(step: TimeEstimate, other: TimeEstimate, takes: str = "takes") -> st
         return "is as fast"
     terms = ", ".join(f"{kind} {'+' if more > 0 else '-'}{duration(abs(more))}" for kind, more in found.terms)
     return f"{takes} {percent(abs(found.slower))} {'longer' if found.slower > 0 else 'less'}: {terms}"
+
+
+def free_pick(scored: ScoredLayout, free: FreePick, name: str = "this layout") -> str:
+    """What the search picks with nothing pinned, and what `scored` costs beside it."""
+    pick = free.pick
+    text = f"suggest picks {degrees(pick.layout)}, {choices(pick.layout)}"
+    if pick.time is None:
+        return text
+    text += f": {duration(pick.time.step_time_s)} a step"
+    if scored.time is None:
+        return text
+    runs = scored.legal and scored.fits and scored.runnable
+    beside = against(scored.time, pick.time, "takes" if runs else "would take")
+    return f"{text}; {name} {beside}{'' if runs else ', if it could be run'}"
 
 
 def differences(layout: Layout, other: Layout) -> list[str]:

@@ -9,9 +9,10 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.memory.kept_tensors import KeptTensor
 from seqplan.planner.question import Question
 from seqplan.planner.reading.typed_form import typed_flags
-from seqplan.planner.results import MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
+from seqplan.planner.results import FreePick, MemoryEstimate, ScoredLayout, StageMemory, TimeEstimate
 from seqplan.render import bars, block, count, duration, gib, listing, percent, plural, show, size, table
 from seqplan.render_choices import choices, degrees, stage_layers
+from seqplan.render_comparison import against, free_pick
 from seqplan.render_memory import memory_line, peak_title, stage_bars
 from seqplan.render_suggestion import asked
 
@@ -30,6 +31,7 @@ def show_layout(
     notes: tuple[str, ...] = (),
     rest: Completion | None = None,
     placed: tuple[str, ...] = (),
+    free: FreePick | None = None,
 ) -> None:
     """Everything that we say about one layout."""
     memory, time = scored.memory, scored.time
@@ -38,6 +40,7 @@ def show_layout(
         verdict(scored),
         listing("Why not", [f"{reason.rule}: {reason.message}" for reason in scored.reasons], "bold red"),
         not_given(scored, rest) if rest is not None else None,
+        listing("With nothing pinned", with_nothing_pinned(scored, rest, free)),
         shape(scored, question),
         listing("Where the groups lie", placed),
     ]
@@ -90,6 +93,18 @@ def not_given(scored: ScoredLayout, rest: Completion) -> Group | None:
             found += f", {duration(best.time.step_time_s)} a step"
         lines.append(found)
     return block("Not given", lines)
+
+
+def with_nothing_pinned(scored: ScoredLayout, rest: Completion | None, free: FreePick | None) -> list[str]:
+    """The free pick beside this layout, and beside the best with what was typed, which is fairer to it."""
+    if free is None:
+        return []
+    lines, best = [free_pick(scored, free)], None if rest is None else rest.best
+    if best is None or best.time is None or free.pick.time is None:
+        return lines
+    if best.layout not in (scored.layout, free.pick.layout):
+        lines.append(f"the best with {best.layout.degrees_text} {against(best.time, free.pick.time)}")
+    return lines
 
 
 def shape(scored: ScoredLayout, question: Question) -> Group | None:

@@ -26,7 +26,7 @@ from seqplan.render import (
     text,
 )
 from seqplan.render_choices import choices, degrees
-from seqplan.render_comparison import differences, why
+from seqplan.render_comparison import differences, free_pick, why
 from seqplan.render_memory import memory_bar, memory_line
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
             f"time {duration(scored.time.step_time_s)} a step, {rate}, MFU {percent(scored.time.mfu)}"
         )
         lines.append(f"why: {why(answer, scored)}")
+    if answer.free_pick is not None:
+        lines.append(f"with nothing pinned {free_pick(scored, answer.free_pick, 'the pick')}")
     if answer.job is not None:
         job = answer.job
         lines.append(

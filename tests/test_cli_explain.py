@@ -37,7 +37,7 @@ def test_it_is_said_in_two_entries(seqplan: Seqplan) -> None:
     assert "Not given defaults taken: --micro-batch-size 1 --attention ring " in lines
     assert "--mesh-order pp,dp,sp,tp --stage-layers 16,16" in lines
     assert "best with dp1,pp2,tp2,sp2: --" in lines
-    assert " GiB, " in lines[lines.index("best with") : lines.index("a step What a rank holds")]
+    assert " GiB, " in lines[lines.index("best with") : lines.index("a step With nothing pinned")]
 
 
 def test_flags_that_it_names_give_that_layout(seqplan: Seqplan) -> None:
@@ -68,6 +68,52 @@ def test_a_plan_file_leaves_nothing_open(seqplan: Seqplan, tmp_path: object) -> 
     assert seqplan("suggest", *LLAMA, "--gpus", "8", "-o", plan).status == 0
     assert "Not given" not in seqplan("explain", plan).out
     assert "completion" not in json.loads(seqplan("explain", plan, "--json").out)
+
+
+def test_the_free_pick_is_what_suggest_picks_and_the_causes_add_up(seqplan: Seqplan) -> None:
+    typed = ["--layout", "dp1,pp2,tp2,sp2,recompute=full"]
+    scored = json.loads(seqplan("explain", *LLAMA, *typed, "--json").out)
+    free = scored["free_pick"]
+    pick = json.loads(seqplan("suggest", *LLAMA, "--gpus", "8", "--json").out)["pick"]
+    assert free["pick"]["layout"] == pick["layout"] != scored["layout"]
+    more_s = scored["time"]["step_time_s"] - pick["time"]["step_time_s"]
+    assert sum(free["more_by_kind"].values()) == pytest.approx(more_s, rel=1e-9)
+    words = " ".join(seqplan("explain", *LLAMA, *typed).out.split())
+    assert "With nothing pinned - suggest picks dp" in words
+    assert f"this layout takes {100 * more_s / pick['time']['step_time_s']:.1f} % longer: " in words
+    best_s = scored["completion"]["best"]["time"]["step_time_s"]
+    slower = 100 * (best_s / pick["time"]["step_time_s"] - 1)
+    assert f"- the best with dp1,pp2,tp2,sp2 takes {slower:.1f} % longer: " in words
+
+
+def test_the_pick_itself_has_nothing_beside_it(seqplan: Seqplan, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.yaml")
+    assert seqplan("suggest", *LLAMA, "--gpus", "8", "-o", plan).status == 0
+    assert "With nothing pinned" not in seqplan("explain", plan).out
+    assert json.loads(seqplan("explain", plan, "--json").out)["free_pick"] is None
+
+
+def test_a_layout_that_cannot_be_is_compared_as_far_as_it_can(seqplan: Seqplan) -> None:
+    words = " ".join(seqplan("explain", *LLAMA, "--layout", "dp8,recompute=none").out.split())
+    assert "this layout would take " in words
+    assert ", if it could be run" in words
+    words = " ".join(seqplan("explain", *LLAMA, "--gpus", "8", "--layout", "dp3").out.split())
+    assert "a step; this layout" not in words[words.index("With nothing pinned - suggest picks dp") :]
+
+
+def test_pins_say_what_they_cost(seqplan: Seqplan) -> None:
+    asked = [*LLAMA, "--gpus", "8"]
+    free = json.loads(seqplan("suggest", *asked, "--json").out)
+    assert free["free_pick"] is None
+    pinned = json.loads(seqplan("suggest", *asked, "--pp", "4", "--json").out)
+    assert pinned["free_pick"]["pick"]["time"] == free["pick"]["time"]
+    more_s = pinned["pick"]["time"]["step_time_s"] - free["pick"]["time"]["step_time_s"]
+    assert sum(pinned["free_pick"]["more_by_kind"].values()) == pytest.approx(more_s, rel=1e-9)
+    words = " ".join(seqplan("suggest", *asked, "--pp", "4").out.split())
+    assert "with nothing pinned suggest picks dp" in words
+    assert "; the pick takes " in words
+    same = str(free["pick"]["layout"]["pp"])
+    assert json.loads(seqplan("suggest", *asked, "--pp", same, "--json").out)["free_pick"] is None
 
 
 def test_the_simulated_step_is_written_whole_or_not_at_all(seqplan: Seqplan, tmp_path: Path) -> None:

@@ -148,6 +148,15 @@ class ParetoPoint(Spec):
     gpu_hours_a_step: float
 
 
+class FreePick(Spec):
+    """What the search picks with nothing pinned, beside a layout that is another."""
+
+    pick: ScoredLayout
+    more_by_kind: dict[str, float] = Field(
+        description="seconds that the layout takes more, by TIME_KINDS; empty where its time is not known"
+    )
+
+
 class Suggestion(Spec):
     """The answer of `suggest`."""
 
@@ -166,6 +175,9 @@ class Suggestion(Spec):
         default=None, description="null where no leader has a pipeline"
     )
     job: TrainingJob | None = Field(default=None, description="with --tokens: the whole training")
+    free_pick: FreePick | None = Field(
+        default=None, description="with pins, on up to 512 devices: the pick without them, where it differs"
+    )
     pareto: tuple[ParetoPoint, ...] = Field(
         default=(), description="with --top: what less memory or fewer GPUs cost in time"
     )

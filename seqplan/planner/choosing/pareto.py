@@ -7,11 +7,7 @@ beats in all three is left out.
 
 from __future__ import annotations
 
-from seqplan.planner.choosing.played_leaders import played_leaders
-from seqplan.planner.choosing.scan import scan
-from seqplan.planner.choosing.sensitivity import SEEN
-from seqplan.planner.errors import SeqplanError
-from seqplan.planner.layout_space import check_pins, trainer_choices
+from seqplan.planner.choosing.fastest import fastest
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.results import ParetoPoint
 from seqplan.planner.search import score
@@ -45,14 +41,9 @@ def _on(question: Question, gpus: int) -> Question:
 
 
 def _fastest(question: Question, pins: Pins) -> ParetoPoint | None:
-    try:
-        check_pins(question, pins)
-    except SeqplanError:
+    best = fastest(question, pins)
+    if best is None:
         return None
-    found = scan(question, pins, trainer_choices(question), top=SEEN).best
-    if not found:
-        return None
-    best = played_leaders(question, found, 1).layouts[0]
     scored = score(question, best)
     assert scored.time is not None
     assert scored.memory is not None
