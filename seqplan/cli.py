@@ -76,9 +76,9 @@ def suggest(
     MODEL is a built-in name, a config.json or a folder that holds one; --cluster, --seq-len and
     --global-batch-size are needed. Every other flag named after a field of the layout pins that field.
     """
-    from seqplan import cli_inputs, render, render_suggestion, render_verification
+    from seqplan import cli_inputs, cli_suggest, render, render_suggestion, render_verification
     from seqplan.planner import plan, search
-    from seqplan.planner.choosing import free_pick, job, pareto
+    from seqplan.planner.choosing import job
 
     wanted = None if tokens is None else job.parse_tokens(tokens)
     if output is not None:
@@ -87,14 +87,7 @@ def suggest(
         cli_verify.require_our_trainer(ask.implementation)
     asked = cli_inputs.read_question(model, ask)
     answer = search.suggest(asked.question, pins, top or SHOWN)
-    if answer.pick is not None and answer.pick.time is not None:
-        seconds = answer.pick.time.step_time_s
-        trained = None if wanted is None else job.training_job(asked.question, seconds, wanted)
-        points = () if top is None else pareto.pareto(asked.question, pins)
-        free = free_pick.cost_of_pins(asked.question, pins, answer.pick)
-        answer = answer.model_copy(update={"job": trained, "pareto": points, "free_pick": free})
-    said = {"notes": (*asked.notes, *answer.notes), "warnings": (*asked.warnings, *answer.warnings)}
-    answer = answer.model_copy(update=said)
+    answer = cli_suggest.with_what_was_asked(answer, asked, pins, wanted, with_front=top is not None)
     if output is not None and answer.pick is not None:
         plan.save_plan(plan.make_plan(asked.question, answer.pick), output)
     proof = None
@@ -108,8 +101,7 @@ def suggest(
         if proof is not None:
             render_verification.show_proof(proof)
     if output is not None:
-        older = "; the file there is of an earlier run" if answer.pick is None and output.exists() else ""
-        render.tell("written" if answer.pick is not None else "nothing to write to", [f"{output}{older}"])
+        cli_suggest.tell_written(output, answer)
     if answer.pick is None:
         raise typer.Exit(1)
 

@@ -182,8 +182,7 @@ def nothing_fits(answer: Suggestion) -> list[RenderableType | None]:
     """The nearest miss and what would make it fit."""
     miss = answer.nearest_miss
     if miss is None or miss.memory is None:
-        title = f"No layout is legal: each of {plural(answer.candidates, 'candidate')} breaks a rule."
-        return [text(title, "bold red"), listing("What would be legal", answer.would_fit)]
+        return [nothing_legal(answer), listing("What would be legal", answer.would_fit)]
     memory = miss.memory
     worst = next(stage for stage in memory.stages if stage.stage == memory.worst_stage)
     kind = max(worst.by_kind, key=lambda name: worst.by_kind[name])
@@ -199,6 +198,18 @@ def nothing_fits(answer: Suggestion) -> list[RenderableType | None]:
         memory_bar(miss),
         listing("What would make it fit", answer.would_fit),
     ]
+
+
+def nothing_legal(answer: Suggestion) -> Group:
+    """The rule that all candidates break, if there is one, and the trainers that do not."""
+    each = f"each of {plural(answer.candidates, 'candidate')} breaks a rule."
+    why_none = " ".join(reason.message for reason in answer.broken_by_all) or each
+    lines = []
+    if answer.able_trainers:
+        lines.append(f"built-in trainers that can: {', '.join(answer.able_trainers)} (--implementation)")
+    elif any(reason.rule.startswith("trainer_") for reason in answer.broken_by_all):
+        lines.append("no other built-in trainer can")
+    return block(f"No layout is legal: {why_none}", lines, "bold red")
 
 
 def fallen(answer: Suggestion) -> Group | None:

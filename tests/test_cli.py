@@ -105,7 +105,7 @@ def test_nothing_fits_exits_1_and_says_what_would(seqplan: Seqplan, tmp_path: Pa
     assert "GiB too much; its largest part is " in done.out
     assert "What would make it fit" in done.out
     assert not plan.exists()
-    assert done.err == f"nothing to write to: {plan}\n"
+    assert done.err == f"not written, since nothing fits: {plan}\n"
     answer = json.loads(seqplan("suggest", *typed, "--json").out)
     assert answer["pick"] is None
     assert answer["would_fit"]

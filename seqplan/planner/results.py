@@ -169,6 +169,12 @@ class Suggestion(Spec):
     rejected: tuple[Rejected, ...]
     would_fit: tuple[str, ...] = Field(description="when nothing fits: what would make the nearest miss fit")
     nearest_miss: ScoredLayout | None = None
+    broken_by_all: tuple[Reason, ...] = Field(
+        default=(), description="when nothing is legal: the rules that every candidate breaks"
+    )
+    able_trainers: tuple[str, ...] = Field(
+        default=(), description="where one rule is broken by all: built-in trainers that have a legal layout"
+    )
     with_other_trainers: tuple[ScoredLayout, ...] = ()
     sensitivity: Sensitivity | None = None
     event_simulation: PlayedLeaders | None = Field(

@@ -12,6 +12,7 @@ from seqplan.planner.choosing.scaling import half_the_devices
 from seqplan.planner.choosing.scan import memory_text, scan
 from seqplan.planner.choosing.sensitivity import SEEN, WITHIN, sensitivity
 from seqplan.planner.choosing.state_notes import states_note
+from seqplan.planner.choosing.what_forbids import broken_by_all
 from seqplan.planner.choosing.what_if import what_would_be_legal, what_would_fit
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import check_pins, trainer_choices
@@ -115,6 +116,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         rejected=found.rejected,
         would_fit=would_fit,
         nearest_miss=nearest,
+        broken_by_all=broken_by_all(question, pins) if found.legal == 0 else (),
         with_other_trainers=others,
         sensitivity=sensitivity(question, near.layouts, near.corrections) if found.best else None,
         event_simulation=played,
