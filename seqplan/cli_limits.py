@@ -57,6 +57,7 @@ def limits(
             raise SeqplanError("--plot draws values over devices: the fewest devices have no chart.")
         asked = cli_inputs.read_question(model, ask)
         smallest = fewest_devices.fewest_devices(asked.question, pins, families, counts)
+        smallest = smallest.model_copy(update={"warnings": tuple(asked.warnings)})
         if as_json:
             render.show_json(smallest)
         else:
@@ -69,6 +70,7 @@ def limits(
     searched: planner.Searched = "seq_len" if ask.seq_len is None else "global_batch_size"
     asked = cli_inputs.read_question(model, ask.model_copy(update={searched: "1"}))
     answer = planner.find_limits(asked.question, searched, pins, families, counts)
+    answer = answer.model_copy(update={"warnings": tuple(asked.warnings)})
     if plot is not None:
         plot_limits.plot_limits(answer, plot)
     if as_json:

@@ -28,6 +28,7 @@ def show_limits(answer: Limits, question: Question, notes: tuple[str, ...] = ())
             values(answer),
             listing("The farthest of each family", farthest(answer)),
             listing("No value", reasons(answer)),
+            listing("Warnings", answer.warnings, "bold yellow"),
             listing("Notes", [*notes, *answer.notes]),
         ]
     )
@@ -108,7 +109,8 @@ def show_fewest(answer: FewestDevices, question: Question, notes: tuple[str, ...
     tried += "; --devices names others."
     lines = [_smallest(each, question) for each in answer.smallest]
     title = "The smallest cluster that fits, by family"
-    parts = [listing(title, lines), listing("Notes", [*notes, tried, *answer.notes])]
+    warned = listing("Warnings", answer.warnings, "bold yellow")
+    parts = [listing(title, lines), warned, listing("Notes", [*notes, tried, *answer.notes])]
     show([asked_in_full(question), *parts])
 
 

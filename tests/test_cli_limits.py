@@ -54,6 +54,17 @@ def test_the_largest_batch(seqplan: Seqplan) -> None:
     assert limit["value"] == limit["layout"]["micro_batch_size"]
 
 
+def test_a_batch_in_tokens_is_warned_of_here_too(seqplan: Seqplan) -> None:
+    asked = ["limits", "tiny", "--cluster", "local", "--gpus", "2", "--seq-len", "4096", "--family", "tp"]
+    meant = [*asked, "--global-batch-size", "4M"]
+    # 4 Mi sequences of 4,096 tokens are 17.2e9; Llama 3 405B took 16 Mi tokens a step (arXiv 2407.21783).
+    says = "4,194,304 of 4,096 tokens are 17.2 G tokens a step; if 4,194,304 are tokens, set"
+    assert says in " ".join(seqplan(*meant).out.split())
+    (warning,) = json.loads(seqplan(*meant, "--json").out)["warnings"]
+    assert says in warning
+    assert json.loads(seqplan(*asked, "--global-batch-size", "1024", "--json").out)["warnings"] == []
+
+
 def test_the_smallest_cluster(seqplan: Seqplan) -> None:
     asked = [*LENGTHS, "--seq-len", "512", "--family", "sp,all"]
     done = seqplan(*asked)

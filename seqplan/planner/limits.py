@@ -78,6 +78,7 @@ class Limits(Spec):
     limits: tuple[Limit, ...]
     best: tuple[FamilyBest, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     elapsed_s: float
 
 

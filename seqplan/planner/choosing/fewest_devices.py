@@ -45,6 +45,7 @@ class FewestDevices(Spec):
     tried: tuple[int, ...] = Field(description="by every family, from below until one fits")
     smallest: tuple[SmallestCluster, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     elapsed_s: float
 
 
