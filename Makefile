@@ -39,7 +39,7 @@ setup: $(STAMP)
 # Measured first, so that the planned step time is this machine's. One thread a rank: the four processes share its cores.
 demo: $(STAMP)
 	@mkdir -p demo-run
-	OMP_NUM_THREADS=1 $(PY) -m seqplan calibrate --nproc 4 --seconds 20 -o demo-run/cluster.yaml
+	OMP_NUM_THREADS=1 $(PY) -m seqplan calibrate --nproc 4 --seconds 30 -o demo-run/cluster.yaml
 	$(PY) -m seqplan suggest tiny --cluster demo-run/cluster.yaml --gpus 4 --sp 2 --seq-len 512 --global-batch-size 8 -o demo-run/plan.yaml
 	OMP_NUM_THREADS=1 $(PY) -m seqplan run demo-run/plan.yaml --steps 20 --output-dir demo-run \
 	  --data "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/asyncio"

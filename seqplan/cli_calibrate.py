@@ -10,8 +10,8 @@ import typer
 from seqplan.cli_options import JsonFlag
 from seqplan.planner.errors import SeqplanError
 
-LONGEST_S = 170.0
-"""With what the ranks take to start, less than three minutes."""
+LONGEST_S = 165.0
+"""With what the ranks take to start and the curves to fit, less than three minutes."""
 
 ProfileOutput = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE.yaml", help="the cluster file to write")
@@ -24,7 +24,10 @@ def calibrate(
         int | None, typer.Option(help="ranks of this machine; default: one a GPU, or one a core")
     ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="what to measure")] = "auto",
-    seconds: Annotated[float, typer.Option(help="how long to measure, up to 170")] = 90.0,
+    seconds: Annotated[
+        float,
+        typer.Option(help=f"how long the ranks measure, up to {LONGEST_S:g}; starting them adds about 10"),
+    ] = 90.0,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure this machine and write a cluster file.

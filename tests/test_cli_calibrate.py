@@ -68,8 +68,8 @@ def test_only_the_first_rank_of_a_job_writes(calibrates: Seqplan) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--seconds", "0"], "--seconds 0 must be from 1 to 170."),
-        (["--seconds", "1000"], "--seconds 1000 must be from 1 to 170."),
+        (["--seconds", "0"], "--seconds 0 must be from 1 to 165."),
+        (["--seconds", "1000"], "--seconds 1000 must be from 1 to 165."),
         (["-o", "lab.txt"], "-o lab.txt is not a YAML file. Name it such as cluster.yaml."),
         (
             ["-o", "none/lab.yaml"],

@@ -1,8 +1,8 @@
 """Measures this machine for a hardware profile: computation, memory and links, all ranks at work at once.
 
 The same on a CPU with gloo and on GPUs with NCCL, on this machine's own ranks or as one rank of a job that
-torchrun started. The time asked for is shared out over what there is to measure, so a longer one means longer
-windows, not more points.
+torchrun started. The time asked for is what the ranks take once they are there; it is shared out over what
+there is to measure, so a longer one means longer windows, not more points.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 DeviceType = Literal["auto", "cpu", "cuda"]
 
-SHORTEST_WINDOW_S = 0.002
-LONGEST_WINDOW_S = 0.4
 STARTING_S = 60.0
-"""Beyond the time asked for: what ranks may take to start and to make what they measure."""
+"""Beyond the time asked for: what ranks may take to start."""
 
 MOST_RANKS = 256
 """Ranks of one machine beyond which a number is a slip."""
@@ -74,6 +72,8 @@ def _inside_job(
 
 
 def _device_type(device: DeviceType) -> str:
+    if device == "cpu":
+        return device
     import torch
 
     if device == "auto":
@@ -94,9 +94,7 @@ def _cores() -> int:
 
 
 def _check_ranks(ranks: int, device_type: str) -> None:
-    import torch
-
-    found = torch.cuda.device_count() if device_type == "cuda" else MOST_RANKS
+    found = _own_ranks("cuda") if device_type == "cuda" else MOST_RANKS
     if not 1 <= ranks <= found:
         what = "GPUs that torch sees" if device_type == "cuda" else "ranks"
         raise SeqplanError(f"--nproc {ranks} must be from 1 to {found} {what}.")
@@ -106,11 +104,11 @@ def measure_rank(
     device: torch.device, report: Progress | None, ranks_per_node: int, seconds: float, sizes: Sizes
 ) -> Measurements:
     """All measurements on this rank; the same numbers on every rank."""
-    from seqplan.runtime.calibration.calibrate_timing import time_all
+    from seqplan.runtime.calibration.calibrate_timing import time_within
 
+    started_s = time.perf_counter()
     calibration = Calibration(device, ranks_per_node, sizes)
-    window_s = calibration.window_s(seconds)
-    time_all(calibration.tasks, device, window_s, sizes.rounds, report)
+    time_within(calibration.tasks, device, seconds, sizes.rounds, report, started_s)
     return calibration.measurements()
 
 
@@ -139,9 +137,10 @@ class Calibration:
         self.tasks: list[Task] = [task for part in [*parts, *self.transfers] for task in part.tasks]
 
     def window_s(self, seconds: float) -> float:
-        """Of one task in one round, so that all rounds take about `seconds`."""
-        share = seconds / len(self.tasks) / self.sizes.rounds
-        return min(LONGEST_WINDOW_S, max(SHORTEST_WINDOW_S, share))
+        """Of one task in one round, so that all windows take about `seconds`."""
+        from seqplan.runtime.calibration.calibrate_timing import window_within
+
+        return window_within(seconds / self.sizes.rounds, [0.0] * len(self.tasks))
 
     def measurements(self) -> Measurements:
         """When the tasks have been timed."""
@@ -158,7 +157,7 @@ class Calibration:
             traffic=(*self.copies.samples(), *self.traffic.samples()),
             launch_s=self.launches.launch_s(),
             transfers=tuple(sample for part in self.transfers for sample in part.samples()),
-            repeats=self.sizes.rounds,
+            repeats=len(self.tasks[0].means_s),
             date=time.strftime("%Y-%m-%d"),
             software=f"torch {torch.__version__}",
         )

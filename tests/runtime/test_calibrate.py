@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,18 @@ from seqplan.planner.calibration.samples import Measurements
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.profiles.cluster_file import cluster_from
 from seqplan.runtime.calibrate import measure, measure_rank
+from seqplan.runtime.calibration.calibrate_compute import _block, _linear
 from seqplan.runtime.calibration.calibrate_ranks import run_on_ranks
 from seqplan.runtime.calibration.calibrate_sizes import SIZES, Sizes
-from seqplan.runtime.calibration.calibrate_timing import Task, time_all
+from seqplan.runtime.calibration.calibrate_timing import (
+    LEAST_ROUNDS,
+    LONGEST_WINDOW_S,
+    SHORTEST_WINDOW_S,
+    Task,
+    time_all,
+    time_within,
+    window_within,
+)
 from tests.ranks import run_ranks
 
 TINY = Sizes(
@@ -44,6 +54,7 @@ def test_a_short_calibration_is_a_cluster_to_plan_for(tmp_path: Path) -> None:
     measured = measure(RANKS, "cpu", 1.0, lambda what, share: said.append((what, share)), TINY)
     assert measured is not None
     assert (measured.ranks_per_node, measured.nodes, measured.device_kind) == (RANKS, 1, "cpu")
+    assert measured.repeats == TINY.rounds
     assert measured.cores_per_node is not None
     assert measured.cores_per_node <= (os.cpu_count() or 1)
     dtypes = set(measured.kernels)
@@ -134,6 +145,70 @@ def test_work_beside_a_collective_is_taken_off() -> None:
     alone, taken_off, left = run_on_ranks(RANKS, "cpu", with_work, (), nothing, LIMIT_S)
     assert alone > 3
     assert taken_off < 0.6 * left
+
+
+@pytest.mark.parametrize(
+    ("seconds", "costs_s", "window_s"),
+    [
+        (1.0, [0.0] * 10, 0.1),
+        (1.0, [0.5, 0.0, 0.0, 0.0, 0.0], 0.125),  # a call of half a second leaves half for the four others
+        (1.0, [0.125, 0.0, 0.0, 0.0], 0.25),
+        (0.1, [0.5, 0.0], SHORTEST_WINDOW_S),
+        (-1.0, [0.0], SHORTEST_WINDOW_S),
+        (100.0, [0.0, 1.0], LONGEST_WINDOW_S),
+    ],
+)
+def test_long_calls_come_off_the_windows_of_the_others(
+    seconds: float, costs_s: list[float], window_s: float
+) -> None:
+    assert window_within(seconds, costs_s) == pytest.approx(window_s, rel=0.002)
+
+
+def within_seconds(device: object, report: object) -> tuple[list[int], list[int]]:
+    """Rounds made without any time and with plenty, and how often each rank called a collective."""
+    import torch
+    import torch.distributed as dist
+
+    calls = [0]
+
+    def barrier() -> None:
+        calls[0] += 1
+        dist.barrier()
+
+    made = []
+    for seconds in (0.0, 1000.0):
+        task = Task("barrier", barrier, together=True)
+        time_within([task, Task("nothing", list)], torch.device("cpu"), seconds, LEAST_ROUNDS + 1, None)
+        made.append(len(task.means_s))
+    told: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(told, calls[0])
+    return made, told
+
+
+@pytest.mark.ranks
+def test_without_time_there_are_fewer_rounds() -> None:
+    made, (first, second) = run_on_ranks(RANKS, "cpu", within_seconds, (), nothing, LIMIT_S)
+    assert made == [LEAST_ROUNDS, LEAST_ROUNDS + 1]
+    assert first == second
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_every_call_has_operands_of_its_own(backward: bool) -> None:
+    """Equal ones in other memory, which no cache holds."""
+    import torch
+
+    cpu, fp32 = torch.device("cpu"), torch.float32
+    for make in (_linear(8, 4, 16, fp32, cpu), _block((1, 2, 8, 16), fp32, cpu, "math", backward)):
+        first, second = make(), make()
+        assert isinstance(first, partial)
+        assert isinstance(second, partial)
+        pairs = [(a, b) for a, b in zip(first.args, second.args, strict=True) if isinstance(a, torch.Tensor)]
+        assert len(pairs) >= 2
+        for ours, theirs in pairs:
+            assert torch.equal(ours, theirs)
+            assert ours.data_ptr() != theirs.data_ptr()
+            assert ours.stride() == theirs.stride()
+        first()
 
 
 def interrupted(device: object, report: object) -> str:

@@ -55,7 +55,7 @@ class Matmuls:
         self.dtype, self.sizes = dtype, sizes.matmuls
         self.tasks = []
         for rows, columns, depth in self.sizes:
-            make = partial(_linear, rows, columns, depth, DTYPES[dtype], device)
+            make = _linear(rows, columns, depth, DTYPES[dtype], device)
             size = DTYPES[dtype].itemsize * (rows * depth + depth * columns + rows * columns)
             call = InTurn(make, size, device.type)
             self.tasks.append(Task(f"matmul {dtype} {rows} x {columns} x {depth}", call))
@@ -69,9 +69,12 @@ class Matmuls:
 
 def _linear(
     rows: int, columns: int, depth: int, dtype: torch.dtype, device: torch.device
-) -> Callable[[], object]:
-    x = torch.randn(rows, depth, device=device).to(dtype)
-    return partial(F.linear, x, torch.randn(columns, depth, device=device).to(dtype))
+) -> Callable[[], Callable[[], object]]:
+    """Makes the matmul on operands of its own. Copies: drawing random numbers takes ten times as long, and
+    for all operands of a calibration took half a minute of four ranks on two cores."""
+    x, weight = torch.randn(rows, depth, device=device), torch.randn(columns, depth, device=device)
+    x, weight = x.to(dtype), weight.to(dtype)
+    return lambda: partial(F.linear, x.clone(), weight.clone())
 
 
 class BlockAttention:
@@ -83,7 +86,7 @@ class BlockAttention:
         for tokens, heads, size in self.shapes:
             shape, what = (1, heads, tokens, size), f"attention {dtype} {tokens} tokens, heads of {size}"
             for backward in (False, True):
-                make = partial(_block, shape, DTYPES[dtype], device, kernel, backward)
+                make = _block(shape, DTYPES[dtype], device, kernel, backward)
                 call = InTurn(make, 4.0 * math.prod(shape) * DTYPES[dtype].itemsize, device.type)
                 self.tasks.append(Task(what + ", backward" * backward, call))
 
@@ -104,12 +107,19 @@ class BlockAttention:
 
 def _block(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernel: Kernel, backward: bool
-) -> Callable[[], object]:
+) -> Callable[[], Callable[[], object]]:
+    """Makes the block on operands of its own."""
     q, k, v, dout = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
     block = Block(kernel=kernel, causal=True, scale=shape[-1] ** -0.5)
     if not backward:
-        return partial(block_forward, q, k, v, block)
-    return partial(block_backward, dout, q, k, v, *block_forward(q, k, v, block), block)
+        return lambda: partial(block_forward, q.clone(), k.clone(), v.clone(), block)
+    out, lse = block_forward(q, k, v, block)
+
+    def make() -> Callable[[], object]:
+        ours = (dout.clone(), q.clone(), k.clone(), v.clone(), out.clone(), lse.clone())
+        return partial(block_backward, *ours, block)
+
+    return make
 
 
 class Copies:

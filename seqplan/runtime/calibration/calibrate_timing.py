@@ -4,6 +4,9 @@ A window holds many calls, because four processes on two cores run by turns of s
 call sees a whole core, a mean over many sees the half that a training step will have. A window ends by the
 clock, so all ranks work until about the same moment. Rounds, because a machine that others use too is slow
 for seconds at a time: what is measured in turns is slowed alike, and curves keep their shape.
+
+The time that is asked for is kept by the windows: what a round took beside them, and calls longer than a
+window, come off the windows of the rounds that are left.
 """
 
 from __future__ import annotations
@@ -16,6 +19,12 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+
+SHORTEST_WINDOW_S = 0.002
+LONGEST_WINDOW_S = 0.4
+
+LEAST_ROUNDS = 3
+"""So many are made however little time there is: of fewer the median is no better than any of them."""
 
 MOST_CALLS = 2000
 """Calls of one window of a collective, which all ranks must make equally often."""
@@ -72,41 +81,105 @@ class InTurn:
         self._next = (self._next + 1) % len(self._calls)
 
 
+Report = Callable[[str, float], None]
+
+
 def time_all(
+    tasks: Sequence[Task], device: torch.device, window_s: float, rounds: int, report: Report | None
+) -> None:
+    """Fill the means of every task in windows of `window_s`; the same numbers on every rank."""
+    costs_s = _warm_up(tasks, device)
+    for turn in range(rounds):
+        costs_s = _round(tasks, device, window_s, costs_s, report, (turn / rounds, 1.0 / rounds))
+
+
+def time_within(
+    tasks: Sequence[Task],
+    device: torch.device,
+    seconds: float,
+    rounds: int,
+    report: Report | None,
+    started_s: float | None = None,
+) -> None:
+    """The same in windows such that all is done `seconds` after `started_s` (perf_counter's; now), if it can
+    be: a machine that is busy gets shorter windows, and then fewer rounds."""
+    started_s = time.perf_counter() if started_s is None else started_s
+    costs_s, apart_s = _warm_up(tasks, device), 0.0
+    elapsed_s = _longest(time.perf_counter() - started_s, device)
+    for turn in range(rounds):
+        if turn >= LEAST_ROUNDS and elapsed_s >= seconds:
+            break
+        window_s = window_within((seconds - elapsed_s) / (rounds - turn) - apart_s, costs_s)
+        inside_s = sum(max(window_s, cost) for cost in costs_s)
+        costs_s = _round(tasks, device, window_s, costs_s, report, (turn / rounds, 1.0 / rounds))
+        before_s, elapsed_s = elapsed_s, _longest(time.perf_counter() - started_s, device)
+        apart_s = max(0.0, elapsed_s - before_s - inside_s)
+
+
+def window_within(seconds: float, costs_s: Sequence[float]) -> float:
+    """The window with which a round takes `seconds`, where a call that is longer takes what it takes."""
+    low, high = SHORTEST_WINDOW_S, LONGEST_WINDOW_S
+
+    def round_s(window_s: float) -> float:
+        return sum(max(window_s, cost) for cost in costs_s)
+
+    if round_s(low) >= seconds:
+        return low
+    if round_s(high) <= seconds:
+        return high
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if round_s(middle) < seconds else (low, middle)
+    return low
+
+
+def _warm_up(tasks: Sequence[Task], device: torch.device) -> list[float]:
+    """Calls every task twice; seconds of the second call, and of what is taken off, on the slowest rank."""
+    costs_s = []
+    for task in tasks:
+        task.call()
+        if task.together:
+            _wait_for_all(device)
+        cost = _calls(task.call, 1, device)[0]
+        costs_s.append(cost + (0.0 if task.beside is None else _calls(task.beside, 1, device)[0]))
+    slowest = torch.tensor(costs_s, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return [max(float(cost), LEAST_S) for cost in slowest]
+
+
+def _round(
     tasks: Sequence[Task],
     device: torch.device,
     window_s: float,
-    rounds: int,
-    report: Callable[[str, float], None] | None,
-) -> None:
-    """Fill the means of every task; the same numbers on every rank."""
-    calls = [_first_call(task, device, window_s) for task in tasks]
-    for turn in range(rounds):
-        for number, (task, count) in enumerate(zip(tasks, calls, strict=True)):
-            if report is not None:
-                report(task.what, (turn * len(tasks) + number) / (rounds * len(tasks)))
+    costs_s: Sequence[float],
+    report: Report | None,
+    done: tuple[float, float],
+) -> list[float]:
+    """One window of every task; what a call of each cost this time. `done`: the share before it, and its own.
+
+    What the ranks found is exchanged at the end: an exchange after each window is another wait for all.
+    """
+    found: list[tuple[float, float, float]] = []
+    for number, (task, cost) in enumerate(zip(tasks, costs_s, strict=True)):
+        if report is not None:
+            report(task.what, done[0] + done[1] * number / len(tasks))
+        _wait_for_all(device)
+        if task.together:
+            # By what all ranks know, so that each calls it equally often.
+            count = max(1, min(MOST_CALLS, round(window_s / cost)))
+            taken = _calls(task.call, count, device)
+        else:
+            count, taken = 1, _window(task, device, window_s)
+        alone = (0.0, 0.0)
+        if task.beside is not None:
             _wait_for_all(device)
-            taken = _calls(task.call, count, device) if task.together else _window(task, device, window_s)
-            if task.beside is not None:
-                _wait_for_all(device)
-                alone = _calls(task.beside, count, device)
-                taken = (taken[0] - alone[0], taken[1] - alone[1])
-            task.means_s.append(_median_of_ranks(taken[0], device))
-            task.cpu_means_s.append(_median_of_ranks(taken[1], device))
-
-
-def _first_call(task: Task, device: torch.device, window_s: float) -> int:
-    """Warms the task up; how many calls of it fill a window."""
-    task.call()
-    if not task.together:
-        return 1
-    _wait_for_all(device)
-    seconds = _calls(task.call, 1, device)[0]
-    if task.beside is not None:
-        seconds += _calls(task.beside, 1, device)[0]
-    once = torch.tensor([seconds], dtype=torch.float64, device=device)
-    dist.all_reduce(once, op=dist.ReduceOp.MAX)
-    return max(1, min(MOST_CALLS, round(window_s / float(once))))
+            alone = _calls(task.beside, count, device)
+        found.append((taken[0] - alone[0], taken[1] - alone[1], taken[0] + alone[0]))
+    medians = _medians_of_ranks(found, device)
+    for task, (clock_s, cpu_s, _) in zip(tasks, medians, strict=True):
+        task.means_s.append(clock_s)
+        task.cpu_means_s.append(cpu_s)
+    return [max(cost, LEAST_S) for _, _, cost in medians]
 
 
 def _calls(call: Callable[[], object], count: int, device: torch.device) -> tuple[float, float]:
@@ -142,8 +215,20 @@ def _wait_for_all(device: torch.device) -> None:
     _finish(device)
 
 
-def _median_of_ranks(value: float, device: torch.device) -> float:
-    mine = torch.tensor([value], dtype=torch.float64, device=device)
+def _medians_of_ranks(rows: list[tuple[float, float, float]], device: torch.device) -> list[list[float]]:
+    """Of every number the median over the ranks."""
+    mine = torch.tensor(rows, dtype=torch.float64, device=device)
     told = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(told, mine)
-    return statistics.median(float(each) for each in told)
+    of_ranks = [each.tolist() for each in told]
+    return [
+        [statistics.median(each) for each in zip(*ranks, strict=True)]
+        for ranks in zip(*of_ranks, strict=True)
+    ]
+
+
+def _longest(seconds: float, device: torch.device) -> float:
+    """On whichever rank it is most, so that all ranks know the same."""
+    told = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told)
