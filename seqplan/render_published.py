@@ -5,27 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seqplan.planner.measured.published_comparison import ComparedRow, ComparedSource, GoalResult
-from seqplan.render import block, gib, listing, percent, plural, show, table
+from seqplan.planner.measured.compared_row import ComparedRow
+from seqplan.planner.measured.published_comparison import ComparedSource, GoalResult
+from seqplan.planner.measured.published_figures import Errors
+from seqplan.planner.reading.integers import listed
+from seqplan.render import block, gib, group, listing, percent, plural, show, table
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
 GOAL_TEXTS = {
-    "median_error": "median error",
-    "mean_error": "mean error",
-    "worst_error": "worst error",
-    "share_within": "share of rows within",
-    "out_of_memory_share": "runs out of memory that are predicted over the limit",
-    "finished_over_limit_share": "finished runs that are predicted over the limit",
-    "median_time_error": "median error of the step time",
-    "worst_time_error": "worst error of the step time",
-    "time_share_within": "share of rows whose step time is within",
-    "rank_correlation": "Spearman's correlation of predicted and measured speed, median of cells",
-    "pick_throughput": "speed of the layout predicted fastest over the best, mean of cells",
-    "best_of_three_throughput": "the same of the best of the first three",
-    "choice_throughput": "the same of all that were tried and are predicted to fit, a failed one as 0",
+    "median_error": "memory, median error",
+    "mean_error": "memory, mean error",
+    "worst_error": "memory, worst error",
+    "share_within": "memory, share of runs with an error of at most",
+    "out_of_memory_share": "memory, share of the runs out of memory predicted over the limit",
+    "finished_over_limit_share": "memory, share of the finished runs predicted over the limit",
+    "median_time_error": "step time, median error",
+    "worst_time_error": "step time, worst error",
+    "time_share_within": "step time, share of runs with an error of at most",
+    "rank_correlation": "choice, rank correlation",
+    "pick_throughput": "choice, pick",
+    "best_of_three_throughput": "choice, best of three",
+    "choice_throughput": "choice, pick of all tried",
 }
+"""Each says of what; the words of a choice are explained below its table."""
+
+CHOICE_TERMS = (
+    "pick: of the layouts that ran, the one predicted fastest: its measured speed over that of the best run",
+    "best of three: the same of the best of the three predicted fastest",
+    "of all tried: the same of the pick among all that were tried, are legal and are predicted to fit; one "
+    "that did not finish counts as 0",
+    "rank: Spearman's correlation of predicted and measured speed",
+    "cells: a model on a number of devices, of which three layouts or more ran; rank is their median, the "
+    "others are their mean",
+)
+
+FITTED_TERMS = (
+    "fitted: how many of these runs set constants of the trainer, the device or a link",
+    "others: the median error of the runs that set none",
+)
 
 OUTCOMES = {
     "ran": "",
@@ -36,7 +55,7 @@ OUTCOMES = {
 
 
 def show_sources(sources: Sequence[ComparedSource], in_full: bool) -> None:
-    """All sources in one table, and with `in_full` the rows of each."""
+    """All sources in a table each for memory, step times and choice; with `in_full` the rows of each."""
     parts: list[RenderableType | None] = []
     for source in sources if in_full else ():
         parts += [
@@ -45,7 +64,8 @@ def show_sources(sources: Sequence[ComparedSource], in_full: bool) -> None:
             rows_table(source) if source.compared else None,
             times_table(source),
         ]
-    parts += [summary(sources), goals(sources)]
+    parts += [memory_table(sources), limits_table(sources), time_table(sources), fitted(sources)]
+    parts += [choice_table(sources), goals(sources)]
     if not in_full:
         parts.append(listing("Rows", [f"seqplan validate {source.name}" for source in sources]))
     show(parts)
@@ -92,22 +112,83 @@ def _row(row: ComparedRow) -> list[str]:
     return [row.row, batch, f"{row.seq_len:,}", published, gib(row.predicted_bytes), error, over]
 
 
-def summary(sources: Sequence[ComparedSource]) -> Group:
-    """One line a source."""
+def memory_table(sources: Sequence[ComparedSource]) -> Group | None:
+    """One line for each source that publishes memory."""
+    found = [(source.name, source.memory_errors) for source in sources]
+    return _errors_table("Error of the memory, and the share of runs within 5 and 10 %", found, (5, 10))
+
+
+def time_table(sources: Sequence[ComparedSource]) -> Group | None:
+    """One line for each source that publishes step times."""
+    found = [(source.name, source.time_errors) for source in sources]
+    return _errors_table("Error of the step time, and the share of runs within 5 and 15 %", found, (5, 15))
+
+
+def _errors_table(
+    title: str, found: Sequence[tuple[str, Errors | None]], limits: Sequence[int]
+) -> Group | None:
+    lines = []
+    for name, errors in found:
+        if errors is not None:
+            others = "-" if errors.median_of_others is None else percent(errors.median_of_others)
+            sizes = [percent(errors.median), others, percent(errors.p90), percent(errors.worst)]
+            shares = [f"{100 * errors.share_within[f'{limit / 100:g}']:.0f} %" for limit in limits]
+            lines.append([name, str(errors.rows), str(errors.fitted), *sizes, *shares])
+    columns = [
+        "source",
+        "runs",
+        "fitted",
+        "median",
+        "others",
+        "p90",
+        "worst",
+        *(f"{each} %" for each in limits),
+    ]
+    return table(title, columns, lines, left=("source",)) if lines else None
+
+
+def fitted(sources: Sequence[ComparedSource]) -> Group | None:
+    """What the column says, and which constants were set on each source."""
+    by_constants: dict[str, list[str]] = {}
+    for source in sources:
+        if source.fitted_constants:
+            by_constants.setdefault(source.fitted_constants, []).append(source.name)
+    lines = [f"{listed(names, 'and')}: {constants}" for constants, names in by_constants.items()]
+    return listing("Which constants were fitted", [*FITTED_TERMS, *lines]) if lines else None
+
+
+def limits_table(sources: Sequence[ComparedSource]) -> Group:
+    """How often a run that finished is called too large, and one out of memory is not."""
     lines = []
     for source in sources:
-        errors = [source.mean_error, source.median_error, source.worst_error, *source.share_within.values()]
-        cells = ["-" if value is None else percent(value) for value in errors]
-        lines.append([source.name, str(len(source.rows)), str(source.compared), *cells])
-    columns = ["source", "rows", "compared", "mean", "median", "worst", "in 5 %", "in 10 %", "in 20 %"]
-    return table("Error of the memory, and the share of rows within it", columns, lines, left=("source",))
+        cells = [source.name]
+        for outcomes in (("ran",), ("out_of_memory", "likely_out_of_memory"), ("failed",)):
+            over = [row.over_limit for row in source.rows if row.outcome in outcomes]
+            cells += [str(len(over)), str(sum(over))] if over else ["-", "-"]
+        lines.append(cells)
+    columns = ["source", "finished", "over", "out of memory", "over", "failed", "over"]
+    return table("Runs, and how many of them are predicted over the memory", columns, lines, left=("source",))
+
+
+def choice_table(sources: Sequence[ComparedSource]) -> Group | None:
+    """One line for each source that ran several layouts of the same job."""
+    lines = []
+    for source in sources:
+        if (of := source.choices) is not None:
+            speeds = [percent(of.pick), percent(of.best_of_three), percent(of.of_all_tried)]
+            lines.append([source.name, str(of.cells), *speeds, f"{of.rank_correlation:.2f}"])
+    if not lines:
+        return None
+    columns = ["source", "cells", "pick", "best of three", "of all tried", "rank"]
+    title = "Choice of the layout: measured speed over that of the best run"
+    return group(table(title, columns, lines, left=("source",)), block("", CHOICE_TERMS))
 
 
 def goals(sources: Sequence[ComparedSource]) -> Group | None:
     """Every goal with what was reached, and why not where it was not."""
     lines = []
     for source in sources:
-        lines += [f"{source.name}: {_goal(result)}" for result in source.goals]
+        lines += [f"{'' if each.met else 'MISSED: '}{source.name}: {_goal(each)}" for each in source.goals]
     missed = sum(not result.met for source in sources for result in source.goals)
     title = "Goals, all met" if not missed else f"Goals: {plural(missed, 'missed goal')}"
     return listing(title, lines, "bold green" if not missed else "bold red")
@@ -115,13 +196,14 @@ def goals(sources: Sequence[ComparedSource]) -> Group | None:
 
 def _goal(result: GoalResult) -> str:
     goal = result.goal
+    shown = "{:.2f}".format if goal.statistic == "rank_correlation" else percent
     text = GOAL_TEXTS[goal.statistic]
     if goal.within is not None:
         text = f"{text} {percent(goal.within)}"
-    bound = f"at most {percent(goal.at_most)}" if goal.at_most is not None else ""
+    bound = f"at most {shown(goal.at_most)}" if goal.at_most is not None else ""
     if goal.at_least is not None:
-        bound = f"at least {percent(goal.at_least)}"
+        bound = f"at least {shown(goal.at_least)}"
     if goal.below_nodes is not None:
         bound += f"; runs below {goal.below_nodes} nodes"
     why = f"; {goal.unmet_because}" if goal.unmet_because and not result.met else ""
-    return f"{'met' if result.met else 'MISSED'}: {text} {percent(result.value)} ({bound}){why}"
+    return f"{text}: {shown(result.value)} ({bound}){why}"

@@ -24,7 +24,51 @@ def test_validate_sums_up_every_source(seqplan: Seqplan) -> None:
     for name in profiles.published_names():
         assert any(line.startswith(name) for line in done.out.splitlines()), name
     assert "Goals, all met" in done.out
-    assert "nanotron-sweep: met: share of rows within 15.0 %" in done.out
+    assert "nanotron-sweep: memory, share of runs with an error of at most 15.0 %: 9" in done.out
+
+
+def lines_under(out: str, title: str) -> list[list[str]]:
+    """The words of the lines of one table or listing, its title left out."""
+    (part,) = [part for part in out.split("\n\n") if part.startswith(title)]
+    return [line.split() for line in part.splitlines()[1:]]
+
+
+def test_validate_sums_up_memory_step_times_and_choice(
+    seqplan: Seqplan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = seqplan("validate").out
+    assert max(len(line) for line in out.splitlines()) <= 80
+    answer = json.loads(seqplan("validate", "--json").out)
+    sources = {source["name"]: source for source in answer["sources"]}
+    for title, key, limit in (
+        ("Error of the memory", "memory_errors", "0.1"),
+        ("Error of the step time", "time_errors", "0.15"),
+    ):
+        head, _, *rows = lines_under(out, title)
+        assert head[:7] == ["source", "runs", "fitted", "median", "others", "p90", "worst"]
+        assert [row[0] for row in rows] == [name for name, found in sources.items() if found[key]]
+        for name, runs, fitted, *figures in rows:  # a name in one piece, and every figure on its line
+            errors = sources[name][key]
+            assert [int(runs), int(fitted)] == [errors["rows"], errors["fitted"]]
+            assert figures[:2] == [f"{100 * errors['median']:.1f}", "%"]
+            assert figures[-2] == f"{100 * errors['share_within'][limit]:.0f}"
+    head, _, *rows = lines_under(out, "Choice of the layout")
+    assert [row[0] for row in rows] == [name for name, found in sources.items() if found["choices"]]
+    picks = {row[0]: row[2] for row in rows}
+    assert picks["nanotron-cells"] == f"{100 * sources['nanotron-cells']['choices']['pick']:.1f}"
+
+
+def test_every_goal_says_of_what(seqplan: Seqplan) -> None:
+    goals = [line for line in lines_under(seqplan("validate").out, "Goals, all met") if line[0] == "-"]
+    assert len(goals) > 30
+    assert {line[2] for line in goals} <= {"memory,", "choice,", "step"}
+
+
+def test_validate_says_which_constants_were_fitted(seqplan: Seqplan) -> None:
+    out = " ".join(seqplan("validate", "nvidia-performance").out.split())
+    assert "fitted: how many of these runs set constants" in out
+    assert "nvidia-performance: efficiencies of H100" in out
 
 
 def test_validate_shows_the_rows_of_one_source(seqplan: Seqplan) -> None:
@@ -44,7 +88,7 @@ def test_validate_as_json(seqplan: Seqplan) -> None:
     assert answer["schema"] == "seqplan-json/1"
     (source,) = answer["sources"]
     assert source["median_error"] <= 0.03
-    assert set(source["share_within"]) == {"0.05", "0.1", "0.2"}
+    assert set(source["share_within"]) == {"0.05", "0.1", "0.15", "0.2"}
     row = source["rows"][0]
     assert row["error"] == pytest.approx(row["predicted_bytes"] / row["published_bytes"] - 1, rel=1e-12)
 
@@ -57,7 +101,7 @@ def test_a_missed_goal_exits_1(seqplan: Seqplan, monkeypatch: pytest.MonkeyPatch
     done = seqplan("validate", "simumax-b200")
     assert done.status == 1
     assert "1 missed goal" in done.out
-    assert "MISSED: median error" in done.out
+    assert "MISSED: simumax-b200: step time, median error: " in done.out
     assert "set so by a test" in done.out
 
 

@@ -9,16 +9,15 @@ import pytest
 
 from seqplan import cli_inputs, profiles
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.measured.published_comparison import ComparedRow, ComparedSource, compare, reached
+from seqplan.planner.measured.compared_row import ComparedRow
+from seqplan.planner.measured.published_comparison import ComparedSource, compare
+from seqplan.planner.measured.published_figures import reached
 from seqplan.planner.measured.published_ranking import choice_throughput
 from seqplan.planner.reading.quantity import Quantity
 
 CLOSE = 0.03
 """How much worse the choice from all that was tried may be than that among the runs that finished."""
 EXACT = 1e-12
-
-# Cells of the sweep whose runs were fitted: every second below 64 nodes, by the source's names in order.
-FITTED = {("1.3B", 8), ("1.3B", 128), ("3.6B", 256), ("8.9B", 8), ("8.9B", 128), ("80B", 256)}
 
 
 def source(name: str) -> ComparedSource:
@@ -60,11 +59,15 @@ def test_choosing_from_all_that_was_tried() -> None:
 def test_the_sweep_on_both_halves() -> None:
     """One calibration of trainer and device, fitted on half of the cells: what each half reaches."""
     rows = [row for row in source("nanotron-sweep").rows if row.nodes < 64]
-
-    def cell(row: ComparedRow) -> tuple[str, int]:
-        return row.group.split()[-1], row.layout.world_size
-
-    for shown in ([r for r in rows if cell(r) in FITTED], [r for r in rows if cell(r) not in FITTED]):
+    # The fitted cells: every second below 64 nodes, by the source's names in order.
+    timed = [row for row in rows if row.time_error is not None]
+    cells = sorted({(row.group, row.layout.world_size) for row in timed})
+    fitted = {(row.group, row.layout.world_size) for row in timed if row.time_fitted}
+    assert len(fitted) in (len(cells) // 2, -(-len(cells) // 2))
+    halves: dict[bool, list[ComparedRow]] = {False: [], True: []}
+    for row in rows:
+        halves[(row.group, row.layout.world_size) in fitted].append(row)
+    for shown in halves.values():
         assert len(shown) > 100
         assert reached(shown, "rank_correlation", None) >= 0.8
         assert reached(shown, "pick_throughput", None) >= 0.88
@@ -73,10 +76,14 @@ def test_the_sweep_on_both_halves() -> None:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    # Goals of the medians. A100 was fitted on every second row, beginning with the first, H100 on a half.
+    # Goals of the medians.
     [("vtrain", 0.08), ("narayanan", 0.08), ("activation-recomputation", 0.08), ("nvidia-performance", 0.15)],
 )
 def test_step_times_on_both_halves(name: str, most: float) -> None:
-    errors = [abs(row.time_error) for row in source(name).rows if row.time_error is not None]
-    for half in (errors[::2], errors[1::2]):
+    timed = [row for row in source(name).rows if row.time_error is not None]
+    halves: dict[bool, list[float]] = {False: [], True: []}
+    for row in timed:
+        halves[row.time_fitted].append(abs(row.time_error or 0.0))
+    assert abs(len(halves[True]) - len(halves[False])) <= 1
+    for half in halves.values():
         assert statistics.median(half) <= most

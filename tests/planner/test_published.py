@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from seqplan import cli_inputs, profiles
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.measured.published import Goal, PublishedSource
-from seqplan.planner.measured.published_comparison import ComparedRow, ComparedSource, compare, reached
+from seqplan.planner.measured.published import PublishedSource
+from seqplan.planner.measured.published_comparison import ComparedSource, compare
 from seqplan.planner.validation import validate_spec
 
 EXACT = 1e-12
@@ -169,47 +168,6 @@ def test_table_4_is_the_papers_formula(compared: dict[str, ComparedSource]) -> N
         assert row.predicted_bytes == pytest.approx(expected, rel=LIVE), row.row
 
 
-def row_of(**changes: Any) -> ComparedRow:
-    fields: dict[str, Any] = {
-        "row": "1",
-        "group": "g",
-        "layout": {"dp": 1, "pp": 1, "tp": 1, "sp": 1, "micro_batch_size": 1, "precision": "bf16"},
-        "seq_len": 8,
-        "outcome": "ran",
-        "published_bytes": 1.0,
-        "predicted_bytes": 1.0,
-        "error": 0.0,
-        "peak_bytes": 1.0,
-        "limit_bytes": 2.0,
-        "over_limit": False,
-    }
-    fields["layout"]["stage_layers"] = [1]
-    return ComparedRow.model_validate_json(json.dumps({**fields, **changes}))
-
-
-def test_statistics_count_what_they_say() -> None:
-    rows = [
-        row_of(error=-0.10),
-        row_of(error=0.02, over_limit=True),
-        row_of(error=0.30),
-        row_of(error=None, published_bytes=None, outcome="out_of_memory", over_limit=True),
-        row_of(error=None, published_bytes=None, outcome="likely_out_of_memory"),
-    ]
-    assert reached(rows, "median_error", None) == pytest.approx(0.10, rel=EXACT)
-    assert reached(rows, "mean_error", None) == pytest.approx(0.14, rel=EXACT)
-    assert reached(rows, "worst_error", None) == pytest.approx(0.30, rel=EXACT)
-    assert reached(rows, "share_within", 0.1) == pytest.approx(2 / 3, rel=EXACT)
-    assert reached(rows, "out_of_memory_share", None) == pytest.approx(0.5, rel=EXACT)
-    assert reached(rows, "finished_over_limit_share", None) == pytest.approx(1 / 3, rel=EXACT)
-
-
-def test_goals_hold_up_to_their_bound() -> None:
-    most = Goal(statistic="worst_error", at_most=0.02)
-    least = Goal(statistic="share_within", within=0.15, at_least=0.9)
-    assert (most.holds(0.02), most.holds(0.0201)) == (True, False)
-    assert (least.holds(0.9), least.holds(0.899)) == (True, False)
-
-
 def source(**changes: Any) -> dict[str, Any]:
     group: dict[str, Any] = {
         "title": "one table",
@@ -263,6 +221,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"goals": [{"statistic": "worst_error"}]}, "worst_error needs either at_most or at_least"),
     ({"goals": [{"statistic": "share_within", "at_least": 0.9}]}, "within belongs to share_within"),
     ({"memory": "used"}, "memory"),
+    ({"fitted": {"rows": ["c"]}}, "fitted names no group or row of this source: c"),
 ]
 
 

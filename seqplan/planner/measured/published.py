@@ -103,6 +103,29 @@ class Goal(Spec):
         return value >= self.at_least
 
 
+class FittedOn(Spec):
+    """Which of a source's own figures set constants that predict it; the others are the test of these."""
+
+    step_times: Literal["none", "odd", "even"] = Field(
+        default="none",
+        description="every second of the rows with a step time: the first, third ..., or the others",
+    )
+    cells: dict[str, tuple[int, ...]] = Field(
+        default_factory=dict,
+        description="numbers of devices by title of the group: all step times of these cells",
+    )
+    rows: tuple[str, ...] = Field(default=(), description="or the step times of these rows, by name")
+    memory: bool = Field(
+        default=False, description="constants of the inventory were set on its memory figures"
+    )
+    constants: str = Field(default="", description="which constants, for the reader")
+
+    def has_time_of(self, place: int, row: str, group: str, devices: int) -> bool:
+        """Whether the step time that is the `place`-th of its source, from 1, set constants."""
+        every_second = {"none": False, "odd": place % 2 == 1, "even": place % 2 == 0}[self.step_times]
+        return every_second or row in self.rows or devices in self.cells.get(group, ())
+
+
 class RowGroup(Spec):
     """Rows of one model on one cluster; `common` holds what all of them share."""
 
@@ -111,6 +134,9 @@ class RowGroup(Spec):
     model: str = Field(description="a built-in model; columns named after its fields change them")
     cluster: str
     implementation: str | None = Field(default=None, description="where it is not the source's")
+    ran_on: str | None = Field(
+        default=None, description="the device, where the cluster's only stands in for it"
+    )
     common: dict[str, Any] = Field(default_factory=dict)
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -151,6 +177,7 @@ class PublishedSource(Spec):
     )
     assumptions: tuple[str, ...] = ()
     goals: tuple[Goal, ...] = ()
+    fitted: FittedOn = FittedOn()
     groups: tuple[RowGroup, ...]
 
     @model_validator(mode="after")
@@ -158,6 +185,15 @@ class PublishedSource(Spec):
         unknown = [kind for kind in self.kinds if kind not in MEMORY_KINDS]
         if unknown:
             raise ValueError(f"unknown kinds {', '.join(unknown)}; known are {', '.join(MEMORY_KINDS)}")
+        return self
+
+    @model_validator(mode="after")
+    def _fitted_rows_exist(self) -> PublishedSource:
+        titles = {group.title for group in self.groups}
+        names = {str(group.values(row).get("row")) for group in self.groups for row in group.rows}
+        unknown = [*(set(self.fitted.cells) - titles), *(set(self.fitted.rows) - names)]
+        if unknown:
+            raise ValueError(f"fitted names no group or row of this source: {', '.join(sorted(unknown))}")
         return self
 
 

@@ -6,8 +6,6 @@ the one whose inventory is used. Nothing here knows any source: what differs is 
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -21,15 +19,16 @@ from seqplan.planner.estimates import memory_estimates
 from seqplan.planner.implementation import ImplementationSpec
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_defaults import complete_layout
-from seqplan.planner.measured.published import (
-    Goal,
-    PublishedFacts,
-    PublishedSource,
-    RowGroup,
-    Statistic,
-    split_by_home,
+from seqplan.planner.measured.compared_row import ComparedRow
+from seqplan.planner.measured.published import Goal, PublishedFacts, PublishedSource, RowGroup, split_by_home
+from seqplan.planner.measured.published_figures import (
+    Choices,
+    Errors,
+    choices,
+    memory_errors,
+    reached,
+    time_errors,
 )
-from seqplan.planner.measured.published_ranking import choice_throughput, pick_throughput, rank_correlation
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.question import Question
 from seqplan.planner.results import MemoryEstimate
@@ -39,40 +38,6 @@ from seqplan.planner.spec import Spec
 from seqplan.planner.time_model import time_table
 from seqplan.planner.train_spec import TrainSpec
 from seqplan.planner.validation import validate_spec
-
-SHARES = (0.05, 0.10, 0.20)
-"""Errors within which the share of rows is reported."""
-
-FEWEST_RUNS = 3
-"""Finished runs of one model on one number of devices from which layouts can be ranked."""
-
-
-class ComparedRow(Spec):
-    """One published row and what we say about it."""
-
-    row: str
-    group: str
-    layout: Layout
-    seq_len: int
-    outcome: Literal["ran", "out_of_memory", "likely_out_of_memory", "failed"]
-    published_bytes: float | None
-    predicted_bytes: float = Field(description="of the kinds and the stage that the source measured")
-    error: float | None = Field(description="predicted / published - 1")
-    peak_bytes: float = Field(description="predicted for the fullest stage, overheads included")
-    limit_bytes: float
-    over_limit: bool
-    runnable: bool = Field(default=True, description="the trainer's rules allow the layout")
-    estimated_step_s: float = Field(default=0.0, description="predicted, also where nothing was published")
-    nodes: int = Field(default=1, description="nodes that the run used")
-    global_batch_size: int = 1
-    published_step_s: float | None = None
-    predicted_step_s: float | None = None
-    time_error: float | None = Field(default=None, description="predicted / published - 1")
-
-    @property
-    def cell(self) -> tuple[str, int, int]:
-        """Rows that differ in their layout alone."""
-        return self.group, self.layout.world_size, self.global_batch_size
 
 
 class GoalResult(Spec):
@@ -93,11 +58,15 @@ class ComparedSource(Spec):
     memory: Literal["allocated", "reserved"]
     assumptions: tuple[str, ...]
     rows: tuple[ComparedRow, ...]
-    compared: int = Field(description="rows with a published figure")
-    mean_error: float | None
+    compared: int = Field(description="rows with a published memory figure")
+    mean_error: float | None = Field(description="of the memory, as the next three")
     median_error: float | None
     worst_error: float | None
     share_within: dict[str, float] = Field(description="share of the compared rows by largest error")
+    memory_errors: Errors | None
+    time_errors: Errors | None
+    choices: Choices | None
+    fitted_constants: str = Field(description="which constants were set on figures of this source")
     goals: tuple[GoalResult, ...]
 
     @property
@@ -110,7 +79,8 @@ def compare(source: PublishedSource, loaders: Loaders) -> ComparedSource:
     rows: list[ComparedRow] = []
     for group in source.groups:
         rows.extend(_compare_group(source, group, loaders))
-    errors = [abs(row.error) for row in rows if row.error is not None]
+    rows = _with_fitted(source, rows)
+    errors = memory_errors(rows)
     results = []
     for goal in source.goals:
         counted = [row for row in rows if goal.below_nodes is None or row.nodes < goal.below_nodes]
@@ -127,63 +97,30 @@ def compare(source: PublishedSource, loaders: Loaders) -> ComparedSource:
         memory=source.memory,
         assumptions=tuple(assumptions),
         rows=tuple(rows),
-        compared=len(errors),
-        mean_error=statistics.fmean(errors) if errors else None,
-        median_error=statistics.median(errors) if errors else None,
-        worst_error=max(errors, default=None),
-        share_within={f"{limit:g}": _share(errors, limit) for limit in SHARES} if errors else {},
+        compared=0 if errors is None else errors.rows,
+        mean_error=None if errors is None else errors.mean,
+        median_error=None if errors is None else errors.median,
+        worst_error=None if errors is None else errors.worst,
+        share_within={} if errors is None else errors.share_within,
+        memory_errors=errors,
+        time_errors=time_errors(rows),
+        choices=choices(rows),
+        fitted_constants=source.fitted.constants,
         goals=tuple(results),
     )
 
 
-def reached(rows: list[ComparedRow], statistic: Statistic, within: float | None) -> float:
-    """A statistic over rows; an assertion fails where no row counts for it."""
-    errors = [abs(row.error) for row in rows if row.error is not None]
-    over = [row.over_limit for row in rows if row.outcome != "ran"]
-    finished = [row.over_limit for row in rows if row.outcome == "ran"]
-    seconds = [abs(row.time_error) for row in rows if row.time_error is not None]
-    counted: dict[Statistic, Callable[[], float]] = {
-        "median_time_error": lambda: statistics.median(seconds),
-        "worst_time_error": lambda: max(seconds),
-        "time_share_within": lambda: _share(seconds, within or 0.0),
-        "rank_correlation": lambda: rank_correlation(_cells(rows)),
-        "pick_throughput": lambda: pick_throughput(_cells(rows), 1),
-        "best_of_three_throughput": lambda: pick_throughput(_cells(rows), 3),
-        "choice_throughput": lambda: choice_throughput(_choices(rows)),
-        "median_error": lambda: statistics.median(errors),
-        "mean_error": lambda: statistics.fmean(errors),
-        "worst_error": lambda: max(errors),
-        "share_within": lambda: _share(errors, within or 0.0),
-        "out_of_memory_share": lambda: sum(over) / len(over),
-        "finished_over_limit_share": lambda: sum(finished) / len(finished),
-    }
-    return counted[statistic]()
-
-
-def _cells(rows: list[ComparedRow]) -> list[list[tuple[float, float]]]:
-    """(predicted, published) seconds a step of every cell with enough finished runs."""
-    cells: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
+def _with_fitted(source: PublishedSource, rows: list[ComparedRow]) -> list[ComparedRow]:
+    """The rows, each with what constants were set on it."""
+    marked, place = [], 0
     for row in rows:
-        if row.published_step_s is not None and row.predicted_step_s is not None:
-            cells.setdefault(row.cell, []).append((row.predicted_step_s, row.published_step_s))
-    return [cell for cell in cells.values() if len(cell) >= FEWEST_RUNS]
-
-
-def _choices(rows: list[ComparedRow]) -> list[list[tuple[float, float | None]]]:
-    """The same cells with all that were tried and that we call legal and fitting; None: it did not finish."""
-    ranked = {row.cell for row in rows if row.published_step_s is not None}
-    cells: dict[tuple[str, int, int], list[tuple[float, float | None]]] = {
-        cell: [] for cell in sorted(ranked)
-    }
-    for row in rows:
-        if row.cell in cells and row.runnable and not row.over_limit:
-            cells[row.cell].append((row.estimated_step_s, row.published_step_s))
-    finished = {cell: sum(took is not None for _, took in tried) for cell, tried in cells.items()}
-    return [tried for cell, tried in cells.items() if finished[cell] >= FEWEST_RUNS]
-
-
-def _share(errors: list[float], limit: float) -> float:
-    return sum(error <= limit for error in errors) / len(errors)
+        place += row.time_error is not None
+        timed = row.time_error is not None and source.fitted.has_time_of(
+            place, row.row, row.group, row.layout.world_size
+        )
+        measured = row.error is not None and source.fitted.memory
+        marked.append(row.model_copy(update={"time_fitted": timed, "memory_fitted": measured}))
+    return marked
 
 
 def ask_group(
@@ -273,6 +210,9 @@ def _compared(
     return ComparedRow(
         row=facts.row,
         group=group.title,
+        implementation=question.implementation.name,
+        device=group.ran_on or question.cluster.device.name,
+        parameters=question.model.parameters(),
         layout=layout,
         seq_len=question.train.seq_len,
         outcome=facts.outcome,
