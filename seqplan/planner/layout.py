@@ -88,6 +88,21 @@ class Layout(Spec):
         return math.prod(self.degrees.values())
 
     @property
+    def recompute_text(self) -> str:
+        """none or full; `full on 4 of 32 layers` where a stage recomputes only some of its own."""
+        if self.recompute == "none" or self.recompute_layers is None:
+            return self.recompute
+        return f"{self.recompute} on {self.layers_recomputed} of {sum(self.stage_layers)} layers"
+
+    @property
+    def layers_recomputed(self) -> int:
+        """Of all stages together."""
+        if self.recompute == "none":
+            return 0
+        most = self.recompute_layers
+        return sum(layers if most is None else min(most, layers) for layers in self.stage_layers)
+
+    @property
     def degrees_text(self) -> str:
         """The short form that `parse_layout` reads: dp2,pp1,tp4,sp8."""
         return ",".join(f"{axis}{degree}" for axis, degree in self.degrees.items())

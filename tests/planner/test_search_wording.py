@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from seqplan.planner.choosing.played_leaders import played_leaders, told
 from seqplan.planner.choosing.scan import excess_text
 from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.typed_form import flag_name, typed_flags, typed_value
 from seqplan.planner.search import suggest
 from tests.planner.formula_cases import our_trainer
-from tests.planner.samples import GIB, decoder, question
+from tests.planner.samples import GIB, decoder, layout, question
 
 
 def ours(model: Any = None, gpus: int = 8, **changes: Any) -> Question:
@@ -62,3 +63,31 @@ def test_the_example_of_too_much_memory_is_a_typical_one() -> None:
     over = re.search(r" GiB, ([\d.]+) GiB too much; most of it is ", fell.example)
     assert over is not None, fell.example
     assert float(over[1]) >= 1
+
+
+def test_a_way_out_says_how_many_layers_are_recomputed() -> None:
+    """One layer recomputed is another plan than all of them: the words are those of the layout found."""
+    answer = suggest(ours(gpus=1, seq_len=8192, global_batch_size=8))
+    assert answer.pick is None
+    (line,) = [text for text in answer.would_fit if " GPUs (" in text]
+    gpus = int(line.split()[0])
+    pick = suggest(ours(gpus=gpus, seq_len=8192, global_batch_size=8), top=1).pick
+    assert pick is not None
+    assert f" recompute={pick.layout.recompute_text} zero_stage=" in line
+    pinned = suggest(ours(gpus=gpus, seq_len=8192, global_batch_size=8), Pins(recompute="selective"))
+    (without,) = [text for text in pinned.would_fit if text.startswith("Without --recompute selective")]
+    layers = pick.layout.recompute_layers
+    flags = f"--recompute {pick.layout.recompute}" + (f" --recompute-layers {layers}" if layers else "")
+    assert f"(best with {flags}): " in without
+
+
+@pytest.mark.parametrize(
+    ("layouts", "says"),
+    [(1, "1 leader with a pipeline was played event by event"), (2, "2 leaders with pipelines were played")],
+)
+def test_what_was_played_is_counted_in_grammar(layouts: int, says: str) -> None:
+    asked = ours()
+    found = [layout(asked, pp=2, tp=4), layout(asked, pp=2, tp=2, dp=2)][:layouts]
+    played = told(found, played_leaders(asked, found, 2))
+    assert played is not None
+    assert played.text.startswith(says)

@@ -90,7 +90,9 @@ def told(found: list[Layout], leaders: Leaders) -> PlayedLeaders | None:
     differ = sum(each > WORTH_TELLING for each in off)
     moved = leaders.layouts != found
     new_pick = leaders.layouts[0] != found[0]
-    text = f"the pipelines of {leaders.played} leaders were played event by event"
+    count = leaders.played
+    who = "1 leader with a pipeline was" if count == 1 else f"{count} leaders with pipelines were"
+    text = f"{who} played event by event"
     if not differ:
         text += ": as in closed form"
     else:

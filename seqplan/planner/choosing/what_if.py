@@ -25,8 +25,6 @@ from seqplan.planner.reading.typed_form import typed_flag, typed_flags
 MOST_GPUS = 64
 """How many times the asked GPUs are tried."""
 
-SHOWN_OPTIONS = ("micro_batch_size", "recompute", "zero_stage")
-
 
 def what_would_be_legal(question: Question, pins: Pins) -> tuple[str, ...]:
     """When no candidate is legal: which pin to let go, or a rounder number of GPUs, and the best then."""
@@ -69,8 +67,17 @@ def _scan(question: Question, pins: Pins, choices: Choices | None) -> Scan | Non
 def _shown(question: Question, layout: Layout) -> str:
     memory = memory_estimate(question, layout)
     peak, limit = memory.peak_bytes / GIB, memory.limit_bytes / GIB
-    options = " ".join(f"{name}={getattr(layout, name)}" for name in SHOWN_OPTIONS)
+    options = (
+        f"micro_batch_size={layout.micro_batch_size} recompute={layout.recompute_text} "
+        f"zero_stage={layout.zero_stage}"
+    )
     return f"{layout.degrees_text} {options}: {peak:.1f} of {limit:.1f} GiB on stage {memory.worst_stage}"
+
+
+def _typed(layout: Layout, name: str) -> str:
+    """The field of a layout as its flag; recompute with the layers, where they are not all."""
+    fields = (name, "recompute_layers") if name == "recompute" and layout.recompute_layers else (name,)
+    return typed_flags({field: getattr(layout, field) for field in fields})
 
 
 def _free(pins: Pins, *names: str) -> Pins:
@@ -84,10 +91,8 @@ def _without_pins(question: Question, pins: Pins) -> list[str]:
     for name in given:
         layout = _best(question, _free(pins, name))
         if layout is not None:
-            found = typed_flag(name, getattr(layout, name))
-            lines.append(
-                f"Without {typed_flag(name, given[name])} (best with {found}): {_shown(question, layout)}"
-            )
+            without = f"Without {typed_flag(name, given[name])} (best with {_typed(layout, name)})"
+            lines.append(f"{without}: {_shown(question, layout)}")
     if not lines and len(given) > 1:
         layout = _best(question, Pins())
         if layout is not None:
