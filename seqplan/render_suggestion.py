@@ -6,6 +6,7 @@ much, and what would make it fit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from seqplan.planner.layout import Layout
@@ -24,8 +25,9 @@ from seqplan.render import (
     size,
     table,
     text,
+    width,
 )
-from seqplan.render_choices import choices, degrees
+from seqplan.render_choices import attention_cell, choices, degrees, recompute_cell
 from seqplan.render_comparison import differences, free_pick, why
 from seqplan.render_memory import memory_bar, memory_line
 
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
 COLUMNS = ("", "dp", "pp", "tp", "sp", "mb", "recompute", "zero", "attn", "peak GiB", "free", "step", "MFU")
 CHOICES = COLUMNS.index("peak GiB")
 """Columns before this one are choices, the others what comes of them."""
+BUT = "but"
+"""The column of what no other shows, where rows would read alike."""
+NARROW = 24
+"""Characters below which that column would fold nearly every entry."""
 
 
 def show_suggestion(answer: Suggestion, question: Question) -> None:
@@ -95,11 +101,7 @@ def pick(answer: Suggestion, scored: ScoredLayout) -> Group:
 def row(number: int, scored: ScoredLayout) -> list[str]:
     layout, memory, time = scored.layout, scored.memory, scored.time
     cells = [str(number), *(str(degree) for degree in layout.degrees.values()), str(layout.micro_batch_size)]
-    cells += [
-        layout.recompute,
-        str(layout.zero_stage),
-        "plain" if layout.attention == "none" else layout.attention,
-    ]
+    cells += [recompute_cell(layout), str(layout.zero_stage), attention_cell(layout)]
     if memory is None:
         cells += ["-", "-"]
     else:
@@ -110,18 +112,30 @@ def row(number: int, scored: ScoredLayout) -> list[str]:
     return cells + ([duration(time.step_time_s), percent(time.mfu)] if time is not None else ["-", "-"])
 
 
-def ranking(title: str, layouts: tuple[ScoredLayout, ...]) -> Group:
-    """The table; rows that show the same choices say in a last column in what they differ."""
+def ranking(
+    title: str, layouts: tuple[ScoredLayout, ...], more: str = "", values: Sequence[str] = ()
+) -> Group:
+    """The table, maybe with a column `more`; rows that show the same choices say in what they differ.
+
+    In a last column, or below the table where it would be narrow.
+    """
     rows = [row(number, scored) for number, scored in enumerate(layouts, 1)]
     first: dict[tuple[str, ...], Layout] = {}
     asides = []
     for cells, scored in zip(rows, layouts, strict=True):
         leader = first.setdefault(tuple(cells[1:CHOICES]), scored.layout)
         asides.append(", ".join(differences(scored.layout, leader)))
+    columns: tuple[str, ...] = COLUMNS
+    if more:
+        columns, rows = (*columns, more), [[*cells, value] for cells, value in zip(rows, values, strict=True)]
     if not any(asides):
-        return table(title, COLUMNS, rows)
+        return table(title, columns, rows)
+    used = sum(2 + max(len(row[place]) for row in [columns, *rows]) for place in range(len(columns)))
+    if width() - used < min(max(map(len, asides)), NARROW):
+        told = [f"{number}: {aside}" for number, aside in enumerate(asides, 1) if aside]
+        return group(table(title, columns, rows), block("Where rows read alike", told))
     rows = [[*cells, aside] for cells, aside in zip(rows, asides, strict=True)]
-    return table(title, (*COLUMNS, "but"), rows, left=("but",))
+    return table(title, (*columns, BUT), rows, left=(BUT,))
 
 
 def best(answer: Suggestion) -> Group:
@@ -137,13 +151,11 @@ def others(answer: Suggestion) -> Group | None:
         return None
     if answer.pick is None or answer.pick.time is None:
         return ranking("Costed, but the chosen trainer cannot run these", answer.with_other_trainers)
-    ours, rows = answer.pick.time.step_time_s, []
-    for number, scored in enumerate(answer.with_other_trainers, 1):
-        assert scored.time is not None
-        rows.append([*row(number, scored), percent(1 - scored.time.step_time_s / ours)])
+    ours = answer.pick.time.step_time_s
+    less = [percent(1 - each.time.step_time_s / ours) for each in answer.with_other_trainers if each.time]
     title = "Faster than the pick, but the chosen trainer cannot run these (memory as by its own tensors)"
     return group(
-        table(title, (*COLUMNS, "less"), rows),
+        ranking(title, answer.with_other_trainers, "less", less),
         block("What it lacks for each", lacking(answer.with_other_trainers)),
     )
 

@@ -76,12 +76,24 @@ def test_no_width_loses_a_column(
     if columns is not None:
         monkeypatch.setenv("COLUMNS", str(columns))
     wide = answers.scored(1240.0, dp=16, pp=128, tp=8, sp=64, micro_batch_size=16, recompute="selective")
+    part = {"recompute_layers": 1, "stage_layers": (3,) * 128, "attention": "ring", "ulysses_degree": 16}
+    partly = wide.model_copy(update={"layout": wide.layout.model_copy(update=part)})
+    orders = partly.layout.model_copy(update={"mesh_order": ("sp", "pp", "dp", "tp")})
+    elsewhere = (partly, partly.model_copy(update={"layout": orders}))
     answer = answers.suggestion().model_copy(update={"ranked": (answers.scored(), wide)})
+    answer = answer.model_copy(update={"with_other_trainers": elsewhere, "pick": answers.scored(9999.0)})
     lines = printed(capsys, lambda: render_suggestion.show_suggestion(answer, question))
-    assert row_starting(lines, "dp pp tp") == "dp pp tp sp mb recompute zero attn peak GiB free step MFU"
+    heads = [" ".join(line.split()) for line in lines if " ".join(line.split()).startswith("dp pp tp")]
+    assert heads[0] == "dp pp tp sp mb recompute zero attn peak GiB free step MFU"
+    assert heads[1].removesuffix(" but") == f"{heads[0]} less"
+    apart = "1 16 128 8 64 16 sel 128/384 0 ring u16 20.00 s0 56.00 1,240 s 43.2 % 87.6 %"
+    assert row_starting(lines, "1 16 128") == apart
+    assert row_starting(lines, "2 16 128 8 64 16 sel 128").startswith(apart.replace("1", "2", 1))
+    assert "mesh order sp,pp,dp,tp" in " ".join(" ".join(lines).split())
     assert row_starting(lines, "1 2 2 4 1 1") == "1 2 2 4 1 1 none 0 plain 20.00 s0 56.00 4.00 s 43.2 %"
     assert (
-        row_starting(lines, "2 16 128") == "2 16 128 8 64 16 selective 0 plain 20.00 s0 56.00 1,240 s 43.2 %"
+        row_starting(lines, "2 16 128 8 64 16 selective")
+        == "2 16 128 8 64 16 selective 0 plain 20.00 s0 56.00 1,240 s 43.2 %"
     )
     assert max(map(len, lines)) <= max(columns or render.PIPE_WIDTH, render.NARROWEST)
 

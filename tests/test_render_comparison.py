@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from seqplan import render, render_choices, render_suggestion
 from seqplan.planner.choosing.comparison import REST_AT_MOST, balance, rivals
 from seqplan.planner.results import TIME_KINDS, ScoredLayout, TimeEstimate
 from seqplan.render_comparison import against, why
@@ -78,3 +79,86 @@ def test_the_pick_is_compared_with_the_runner_up_and_with_other_degrees() -> Non
         "the fastest of 250 layouts that fit; the same with zero stage 3 takes 2.5 % longer: compute "
         "+100 ms; dp4 pp2 tp2 sp1 takes 10.0 % longer: compute +400 ms"
     )
+
+
+ALIKE: list[dict[str, Any]] = [
+    {"recompute": "full", "recompute_layers": 2},
+    {"recompute": "full", "recompute_layers": 3},
+    {"recompute": "full"},
+    {"sp": 8, "attention": "ring", "ulysses_degree": 2},
+    {"sp": 8, "attention": "ring", "ulysses_degree": 4},
+    {"sp": 8, "attention": "ring"},
+    {"sp": 8, "attention": "ulysses", "ulysses_degree": 8},
+    {"mesh_order": ("pp", "sp", "dp", "tp")},
+    {"mesh_order": ("sp", "pp", "dp", "tp")},
+    {"zero_stage": 1, "zero_shard_size": 2},
+    {"zero_stage": 1},
+    {"stage_layers": (7, 5)},
+    {"schedule": "interleaved", "num_virtual_stages": 2},
+    {"schedule": "zbv"},
+    {"tp_sequence_parallel": True},
+    {"kernel": "math"},
+    {},
+]
+"""Layouts of which the degrees alone tell only two groups apart."""
+
+
+def table_rows(text: str) -> list[str]:
+    """The rows of a printed table, numbers and measured cells cut off."""
+    rows = [line.split(maxsplit=1)[1].split() for line in text.splitlines() if re.match(r" *\d+ +\d", line)]
+    return [" ".join(row) for row in rows]
+
+
+@pytest.mark.parametrize("pick_s", [None, 4.5])
+def test_no_two_rows_of_a_table_read_alike(
+    pick_s: float | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All figures are the same, so that only the choices can tell them apart; in both tables of `suggest`."""
+    monkeypatch.setenv("COLUMNS", "240")
+    layouts = tuple(answers.scored(**fields) for fields in ALIKE)
+    assert len({each.layout for each in layouts}) == len(ALIKE)
+    answer = answers.suggestion()
+    if pick_s is None:
+        answer = answer.model_copy(update={"ranked": layouts})
+        render.show([render_suggestion.best(answer)])
+    else:
+        pick = answers.scored(pick_s)
+        answer = answer.model_copy(update={"pick": pick, "with_other_trainers": layouts})
+        render.show([render_suggestion.others(answer)])
+    rows = table_rows(capsys.readouterr().out)
+    assert len(rows) == len(ALIKE)
+    assert len(set(rows)) == len(ALIKE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "words", "cell"),
+    [
+        ({}, "none", "recompute none", "none"),
+        ({"recompute": "full"}, "full", "recompute full", "full"),
+        # Two stages of 6: at most 2 of each, 4 of 12.
+        (
+            {"recompute": "full", "recompute_layers": 2},
+            "full on 4 of 12 layers",
+            "recompute full on 4 of 12 layers (2 a stage)",
+            "full 4/12",
+        ),
+        # A stage of 3 recomputes all of its 3 where the other recomputes 4 of its 9.
+        (
+            {"recompute": "selective", "recompute_layers": 4, "stage_layers": (9, 3)},
+            "selective on 7 of 12 layers",
+            "recompute selective on 7 of 12 layers (4 a stage)",
+            "sel 7/12",
+        ),
+    ],
+)
+def test_how_many_layers_are_recomputed(fields: dict[str, Any], text: str, words: str, cell: str) -> None:
+    layout = answers.layout(**fields)
+    assert layout.recompute_text == text
+    assert f", {words}, attention" in render_choices.choices(layout)
+    assert render_choices.recompute_cell(layout) == cell
+
+
+def test_what_the_pick_hides_nowhere() -> None:
+    layout = answers.layout(sp=8, attention="ring", ulysses_degree=4, mesh_order=("pp", "sp", "dp", "tp"))
+    assert "attention ring on flash kernel, heads split over 4 of sp=8" in render_choices.choices(layout)
+    assert render_choices.choices(layout).endswith("mesh order pp,sp,dp,tp")
