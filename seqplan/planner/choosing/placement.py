@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from seqplan.planner.choosing import data_parallel_waits
 from seqplan.planner.choosing.layout_table import LayoutTable, from_layout
-from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.collectives import Group, Network
 from seqplan.planner.layout import AXES, Layout
 from seqplan.planner.memory.model_states import rank_parameters
@@ -54,7 +54,7 @@ def placements(question: Question, layout: Layout, time: TimeEstimate | None = N
         group = network.group(table, axes)
         if group.size[0] > 1:
             spread = spread_over_nodes(layout, axes, question.cluster.gpus_per_node)
-            found.append(_placement(name, layout, question.cluster, network, group, spread, time))
+            found.append(_placement(name, layout, question, network, group, spread, time))
     return found
 
 
@@ -89,12 +89,13 @@ def spread_over_nodes(layout: Layout, axes: tuple[str, ...], gpus_per_node: int)
 def _placement(
     axis: str,
     layout: Layout,
-    cluster: ClusterSpec,
+    question: Question,
     network: Network,
     group: Group,
     spread: Spread,
     time: TimeEstimate | None,
 ) -> AxisPlacement:
+    cluster = question.cluster
     ranks, on_node, sharing = int(group.size[0]), spread.ranks_on_node, spread.sharing
     split = layout.ulysses_degree
     ring = layout.sp // split
@@ -103,7 +104,8 @@ def _placement(
         sharing = min(sharing * split, network.ranks_on_node)
     hops = axis == "pp" or (axis == "sp" and ring > 1)
     rate = _hop_rate(network, group) if hops else _ring_rate(network, group)
-    who = f"gradients over dp x sp={ranks}" if axis == "dp" else f"{axis}={ranks}"
+    states = data_parallel_waits.NAMES[layout.zero_stage]
+    who = f"{states} over dp x sp={ranks}" if axis == "dp" else f"{axis}={ranks}"
     if axis == "sp" and split > 1:
         who += f" (heads split over {split}" + (f", a ring of {ring})" if ring > 1 else ")")
     if spread.nodes == 1:
@@ -123,6 +125,8 @@ def _placement(
     if time is not None:
         seconds = time.by_kind[axis]
         part = f"; {100 * seconds / time.step_time_s:.1f} % of the step waits for it"
+        more = data_parallel_waits.lessening(question, layout, time) if axis == "dp" else ""
+        part += f"; {more}" if more else ""
     return AxisPlacement(
         axis=axis,
         ranks=ranks,
@@ -155,6 +159,8 @@ class RingCondition:
     tokens_per_rank: int
     hides_from: int | None
     """None: no length does (a sliding window bounds the computation of a block)."""
+    unhidden: str = ""
+    """What is waited for at any length."""
 
     @property
     def hidden(self) -> bool:
@@ -166,12 +172,16 @@ class RingCondition:
             return "ring: at no length does a block's computation hide a hop on this link"
         told = f"from {self.hides_from:,} tokens a rank a block's computation hides a hop on this link"
         if self.hidden:
-            return f"ring: {told}, and there are {self.tokens_per_rank:,}: hidden"
+            but = f", but for {self.unhidden}" if self.unhidden else ""
+            return f"ring: {told}, and there are {self.tokens_per_rank:,}: hidden{but}"
         return f"ring: {told}, and there are only {self.tokens_per_rank:,}: hops are waited for"
 
 
-def ring_condition(question: Question, layout: Layout) -> RingCondition | None:
-    """Found by asking the time model itself for other lengths; None where no ring turns."""
+def ring_condition(
+    question: Question, layout: Layout, time: TimeEstimate | None = None
+) -> RingCondition | None:
+    """Found by asking the time model itself for other lengths; None where no ring turns. With `time` also the
+    share of the step that what nothing hides takes."""
     table = from_layout(layout, question.train)
     if layout.attention not in ("ring", "rsa") or int(table.ring_degree[0]) < 2:
         return None
@@ -182,7 +192,16 @@ def ring_condition(question: Question, layout: Layout) -> RingCondition | None:
     while high / low > CLOSE:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if _hidden(question, layout, middle) else (middle, high)
-    return RingCondition(here, int(high))
+    return RingCondition(here, int(high), _unhidden(layout, time))
+
+
+def _unhidden(layout: Layout, time: TimeEstimate | None) -> str:
+    """What of sp's time is left where all hops are hidden (ring_time.py): a hop takes dK and dV of the block
+    before it along, so those of the last block go home when no block is left to hide them."""
+    parts = ["the last hop of dK and dV in each layer"] if layout.attention == "ring" else []
+    parts += ["the exchange of heads"] if layout.ulysses_degree > 1 else []
+    share = "" if time is None else f" ({100 * time.by_kind['sp'] / time.step_time_s:.1f} % of the step)"
+    return f"{' and '.join(parts)}{share}" if parts else ""
 
 
 def _hidden(question: Question, layout: Layout, tokens_per_rank: float) -> bool:
@@ -194,11 +213,9 @@ def _hidden(question: Question, layout: Layout, tokens_per_rank: float) -> bool:
     network = Network.of(asked)
     clock = LayerClock(asked, table, network)
     layer, v = clock.layer(rank_parameters(asked, table)), layout_values(asked, table)
-    last = np.where(
-        v["ring"],
-        v["G"] * network.neighbour_s(8.0 * v["T"] * v["k"] * v["d"] / v["G"], clock.sp_group),
-        0.0,
-    )
+    travelling = v["e"] if clock.costs.ring_gradients_in_compute_dtype else 4.0  # bytes of dK and dV
+    sent = 2.0 * travelling * v["T"] * v["k"] * v["d"]
+    last = np.where(v["ring"], v["G"] * network.neighbour_s(sent / v["G"], clock.sp_group), 0.0)
     heads = 2.0 * clock._heads_exchange_s()  # of ranks that split the heads: no part of the ring
     waited = layer.forward.sp + layer.backward.sp - last - heads
     return bool(np.all(waited <= 1e-9 * (layer.forward.compute + layer.backward.compute)))
@@ -210,5 +227,5 @@ def placement_lines(question: Question, layout: Layout, time: TimeEstimate | Non
         return ()
     assert set(layout.mesh_order) == set(AXES)
     lines = [each.text for each in placements(question, layout, time)]
-    ring = ring_condition(question, layout)
+    ring = ring_condition(question, layout, time)
     return (*lines, ring.text) if ring is not None else tuple(lines)
