@@ -57,6 +57,7 @@ SYMBOLS: dict[str, str] = {
     "tp_sequence_parallel": "the residual stream is split over tp",
     "ring": "ring attention with sp > 1",
     "rsa": "the paper's ring self-attention",
+    "copied": "rsa copies q into rows: several kv heads, and several sequences or query heads of each",
     "zigzag": "causal rsa with sp > 1, which meets half a block's keys at once",
     "plain": "attention on one rank: neither ring nor rsa",
     "flash": "torch's flash kernel",
@@ -95,6 +96,8 @@ SYMBOLS: dict[str, str] = {
     "Ph": "parameters of this stage's final norm and head",
     "Pw": "elements of the largest single weight of a layer on this rank",
     "Pb": "elements of the larger of the last two buckets of gradients that are summed together",
+    "Pa": "of the one that is under way in the first layer's attention backward, the step's last; or 0",
+    "Pc": "of the one that is under way in the embedding's last backward; or 0",
     "layers": "layers of this stage",
     "first": "this stage is the first",
     "last": "this stage is the last",
@@ -139,6 +142,8 @@ Moment = Literal[
     "last_layer_reduction",
     "root_reduction",
     "summing",
+    "summed",
+    "embedding_summed",
     "gather",
     "forward_gather",
     "gradient_sum",
@@ -150,9 +155,9 @@ and attention, when all that the part's middle kept has gone; recomputation: whi
 layer; end: when the backward has come to the first layer; reduction: while gradients of the layer before are
 being reduced; layer_reduction: of the first layer, at the end of a backward; last_layer_reduction: with
 layer_reduction, of the last layer, at the begin of a backward; root_reduction: after it, of what is outside
-the layers; summing: of some layers, while the others' backward runs; gather: of the weights outside the
-layers, before a backward; forward_gather: of the first layer's, before a forward; gradient_sum: after the
-last backward."""
+the layers; summing: of some layers, while the others' backward runs; summed, embedding_summed: before the
+first layer's attention; gather: of the weights outside the layers, before a backward; forward_gather: of the
+first layer's, before a forward; gradient_sum: after the last backward."""
 
 
 class TensorRow(Spec):

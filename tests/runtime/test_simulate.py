@@ -42,8 +42,10 @@ def job(kind: str, changes: dict[str, Any], rows: int, seq_len: int = 256, num_l
     """A model of test_peak_memory, whose sizes are such that a missing tensor shows."""
     spec = test_peak_memory.model(kind, seq_len).model_copy(update={"num_layers": num_layers})
     fields = {"dp": 1, "pp": 1, "tp": 1, "sp": 1, "micro_batch_size": 1, **changes}
+    dropout = fields.pop("attention_dropout", 0.0)
     layout = parity.make_layout(spec, **fields)
-    return Job(spec, TrainSpec(seq_len=seq_len, global_batch_size=rows), layout, on_gpu=False)
+    train = TrainSpec(seq_len=seq_len, global_batch_size=rows, attention_dropout=dropout)
+    return Job(spec, train, layout, on_gpu=False)
 
 
 WHOLE: list[Case] = [
@@ -113,6 +115,11 @@ RUNS: list[Case] = [
     ("decoder", {"dp": 4, "zero_stage": 3}),
     ("encoder", {"dp": 2, "pp": 2, "zero_stage": 2}),
     ("decoder", {"sp": 4, "precision": "bf16", "recompute": "full"}),
+    ("decoder", {"dp": 2, "sp": 2, "attention": "rsa", "attention_dropout": 0.1}),
+    (
+        "decoder",
+        {"dp": 4, "zero_stage": 2, "micro_batch_size": 1},
+    ),  # one micro-batch, its first and last backward
 ]
 ROWS, SEQ_LEN, STEPS = 4, 512, 3
 
@@ -124,7 +131,7 @@ def measured_peaks(rank: int, world_size: int) -> list[tuple[int, int]]:
     for kind, changes in RUNS:
         asked = job(kind, changes, ROWS, SEQ_LEN)
         batch = make_batch(asked.model, ROWS, SEQ_LEN, padded=False)
-        trainer, micro_batches = parity.new_trainer(asked.model, asked.layout, batch, None)
+        trainer, micro_batches = parity.new_trainer(asked.model, asked.layout, batch, None, asked.train)
         trainer.train_step(micro_batches, 0)
         step = partial(trainer.train_step, micro_batches, 1)
         peaks = [measure_peak_bytes(step)[1] for _ in range(STEPS)]

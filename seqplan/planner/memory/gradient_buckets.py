@@ -8,6 +8,7 @@ this).
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from seqplan.planner.question import Question
 
 BUCKET_ELEMENTS = 8 << 20
 """data_parallel.BUCKET_BYTES of fp32; a test holds the two together."""
+
+PROJECTIONS = ("attention.query.", "attention.key.", "attention.value.")
+"""Weights of a layer whose gradients come after its attention's backward."""
 
 Sizes = tuple[int, ...]
 
@@ -41,15 +45,35 @@ class GradientBuckets:
                 rows, columns = rows_and_columns(tensor.shape, tensor.tp_split, column(tp), padded / tp)
                 place = "head" if tensor.place == "final" else tensor.place
                 found[place].append(int(rows * columns))
+            places = [tensor.name for tensor in tensors if tensor.place == "layer"]
+            found["projections"] = [
+                size
+                for name, size in zip(places, found["layer"], strict=True)
+                if name.startswith(PROJECTIONS)
+            ]
             self._weights.append({place: tuple(reversed(sizes)) for place, sizes in found.items()})
 
-    def last_two(self, layers: int, first: bool, last: bool) -> Any:
-        """Elements of the larger of the last two buckets: the one before goes when the last is complete."""
-        largest = []
+    def stage(self, layers: int, first: bool, last: bool) -> dict[str, Any]:
+        """The symbols of one stage: Pb, Pa, Pc. A bucket goes when the next one is complete."""
+        last_two, at_attention, at_embedding = [], [], []
         for weights in self._weights:
-            ends = (weights["head"] if last else (), weights["embedding"] if first else ())
-            largest.append(max(buckets(ends[0], weights["layer"], layers, ends[1])[-2:], default=0))
-        return np.asarray(largest, dtype=np.float64)[self._places].reshape(np.shape(self._places))
+            head, embedding = weights["head"] if last else (), weights["embedding"] if first else ()
+            found = buckets(head, weights["layer"], layers, embedding)
+            last_two.append(max(found[-2:], default=0))
+            there = sum(found) - sum(embedding)
+            at_embedding.append(last_complete(found, there))
+            at_attention.append(last_complete(found, there - sum(weights["projections"])) if layers else 0)
+        columns = (("Pb", last_two), ("Pa", at_attention), ("Pc", at_embedding))
+        return {symbol: self._column(sizes) for symbol, sizes in columns}
+
+    def _column(self, by_degree: list[int]) -> Any:
+        return np.asarray(by_degree, dtype=np.float64)[self._places].reshape(np.shape(self._places))
+
+
+def last_complete(found: Sizes, there: int) -> int:
+    """Of some buckets the last that is complete with the first `there` gradients; 0 if none is."""
+    complete = [size for size, end in zip(found, accumulate(found), strict=True) if end <= there]
+    return complete[-1] if complete else 0
 
 
 @lru_cache(maxsize=4096)

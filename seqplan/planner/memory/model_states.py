@@ -21,7 +21,9 @@ from seqplan.planner.memory.symbols import column
 from seqplan.planner.model_spec import ParameterTensor
 from seqplan.planner.question import Question
 
-STAGE_SYMBOLS = frozenset(("P", "Pn", "Pf", "Pl", "Pln", "Pe", "Ph", "Pw", "Pb", "layers", "first", "last"))
+STAGE_SYMBOLS = frozenset(
+    ("P", "Pn", "Pf", "Pl", "Pln", "Pe", "Ph", "Pw", "Pb", "Pa", "Pc", "layers", "first", "last")
+)
 """What differs from stage to stage; every other symbol is the same on all of them."""
 
 

@@ -161,7 +161,7 @@ class Inventory:
         """Everything that the fullest rank of `stage` may hold, with `layers` layers if not the table's."""
         own = self.parameters.stage(self.table, stage, layers)
         if self._buckets is not None:
-            own["Pb"] = self._buckets.last_two(own["layers"], own["first"], own["last"])
+            own |= self._buckets.stage(own["layers"], own["first"], own["last"])
         count = self.values["m"]
         values = {**self.values, **own, "first_backward": first_backward, "last_backward": count == 1}
         later = {**values, "first_backward": 0.0, "last_backward": count == 2}

@@ -46,6 +46,20 @@ def stage_cases(
         cases["last mlp_backward"] = _where(buckets, [*last, (one, b.working["mlp_backward"])])
         within = (filled > 0) & (b.working["summing"].total <= b.early_gradients.total)  # of a single layer
         cases["last attention_backward"] = _where(buckets | within, [*last, *rest])
+    if b.num_layers > 0 and b.working["summed"].by_kind:
+        only = first_backward * (num_microbatches <= 1)
+        cases["last attention_backward, summed"] = [
+            *((one, bundle) for bundle in (b.states, b.gradients, b.inputs, b.layer)),
+            *((-only, bundle) for bundle in (b.late_gradients, b.late_layer_gradients)),
+            (only, b.early_gradients),
+            (-one, b.layer_mlp),
+            (one, b.working["attention_backward"]),
+            (one, b.working["summed"]),
+        ]
+    if b.has_embedding and b.working["embedding_summed"].by_kind:
+        summed: Case = [(one, b.states), (one, b.gradients), (one, b.inputs)]
+        summed += [(one, b.working["embedding_backward"]), (one, b.working["embedding_summed"])]
+        cases["last embedding_backward, summed"] = summed
     cases["gradient_sum"] = [(one, b.states), (one, b.gradients), (one, b.working["gradient_sum"])]
     cases["optimizer"] = [(one, b.states), (one, b.gradients), (one, b.working["optimizer"])]
     return cases

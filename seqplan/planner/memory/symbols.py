@@ -106,6 +106,7 @@ def layout_values(question: Question, table: LayoutTable) -> dict[str, Any]:
         "ring": ring,
         "rsa": rsa,
         "zigzag": zigzag,
+        "copied": (kv_heads > 1) & ((micro_batch > 1) | (heads > kv_heads)),
         "plain": ~ring & ~rsa,
         "flash": table.is_kernel("flash") & ~rsa,
         "efficient": table.is_kernel("efficient") & ~rsa,
