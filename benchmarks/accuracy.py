@@ -47,7 +47,7 @@ LAYOUTS = (
     "sp4,micro_batch_size=2,attention=ring",
     "dp2,sp2,micro_batch_size=2,attention=rsa,zero_stage=2,recompute=full",
 )
-TRAIN = TrainSpec(seq_len=512, global_batch_size=8, precision="fp32")
+TRAIN = TrainSpec(seq_len=512, global_batch_size=8)
 WITHIN = 0.15
 LIMIT_S = 1500.0
 """After which ranks that have not finished are ended."""
@@ -69,7 +69,7 @@ def model() -> ModelSpec:
 
 
 def train_and_measure(
-    device: Any, report: Any, layouts: list[Layout], seconds: float, rounds: int
+    device: Any, report: Any, train: TrainSpec, layouts: list[Layout], seconds: float, rounds: int
 ) -> list[tuple[Measurements, list[list[float]]]]:
     """On each rank: calibration and a step of every layout, in turns; by the clock, and in CPU seconds."""
     from seqplan.runtime.calibrate import Calibration
@@ -77,7 +77,7 @@ def train_and_measure(
     from seqplan.runtime.calibration.calibrate_timing import Task, time_all
 
     calibration = Calibration(device, RANKS, replace(SIZES["cpu"], rounds=rounds))
-    steps = [Task(each.degrees_text, _training_step(each, device), together=True) for each in layouts]
+    steps = [Task(each.degrees_text, _training_step(train, each, device), together=True) for each in layouts]
     # A step follows another of its layout, as in a run: the first one after other work finds its memory cold.
     before = [Task(step.what, step.call, together=True) for step in steps]
     tasks = [*calibration.tasks, *(task for pair in zip(before, steps, strict=True) for task in pair)]
@@ -90,7 +90,7 @@ def train_and_measure(
     return [*found, (alone, [step.means_s for step in steps])]
 
 
-def _training_step(layout: Layout, device: Any) -> Any:
+def _training_step(train: TrainSpec, layout: Layout, device: Any) -> Any:
     """A step of our own trainer on made-up tokens."""
     import torch
 
@@ -100,13 +100,13 @@ def _training_step(layout: Layout, device: Any) -> Any:
     from seqplan.runtime.trainer import Trainer
 
     spec = model()
-    trainer = Trainer(spec, TRAIN, layout, RunOptions(steps=1000), device)
-    positions = local_positions(TRAIN.seq_len, layout.sp, trainer.mesh.sp_rank, causal=True)
+    trainer = Trainer(spec, train, layout, RunOptions(steps=1000), device)
+    positions = local_positions(train.seq_len, layout.sp, trainer.mesh.sp_rank, causal=True)
     batch = layout.micro_batch_size
     generator = torch.Generator().manual_seed(0)
     micro_batches = []
     for index in range(trainer.num_microbatches):
-        whole = torch.randint(0, 256, (batch, TRAIN.seq_len + 1), generator=generator)
+        whole = torch.randint(0, 256, (batch, train.seq_len + 1), generator=generator)
         rows = torch.arange(batch) + index * batch
         micro_batches.append(MicroBatch(whole[:, positions], whole[:, positions + 1], None, positions, rows))
     return partial(trainer.train_step, micro_batches, 0)
@@ -122,15 +122,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=50.0, help="of the calibration's windows")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--save", type=Path, help="keep the measurements as JSON")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     options = parser.parse_args()
+    train = TRAIN.model_copy(update={"precision": options.precision})
     spec, trainer = model(), load_implementation("seqplan")
     local = cluster_from(_stand_in(), "stand-in")
-    question = Question(model=spec, cluster=local, gpus=RANKS, train=TRAIN, implementation=trainer)
+    question = Question(model=spec, cluster=local, gpus=RANKS, train=train, implementation=trainer)
     layouts = [parse_layout(text, question) for text in LAYOUTS]
     progress = _terminal_progress()
-    found = run_on_ranks(
-        RANKS, "cpu", train_and_measure, (layouts, options.seconds, options.rounds), progress, LIMIT_S
-    )
+    asked = (train, layouts, options.seconds, options.rounds)
+    found = run_on_ranks(RANKS, "cpu", train_and_measure, asked, progress, LIMIT_S)
     if options.save is not None:
         kept = [{"measured": each.model_dump(mode="json"), "steps_s": steps_s} for each, steps_s in found]
         options.save.write_text(json.dumps(kept), encoding="utf-8")

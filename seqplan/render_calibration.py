@@ -34,11 +34,9 @@ def show_calibration(cluster: ClusterSpec, measured: Measurements) -> None:
         tokens = device.of_dtype("attention_half_tokens", dtype)
         table.add_row(f"attention {dtype}", _flops(rate), f"{tokens:,.0f} tokens")
     table.add_row("memory, a copy", _bytes(float(device.memory_bytes_per_s)), "")
-    table.add_row(
-        "memory, between matmuls",
-        _bytes(float(device.memory_bytes_per_s) * float(device.memory_efficiency)),
-        "",
-    )
+    for dtype in device.peak_flops_per_s:
+        rate = float(device.memory_bytes_per_s) * device.memory_share(dtype)
+        table.add_row(f"between matmuls {dtype}", _bytes(rate), "")
     table.add_row("launch of an operation", f"{1e6 * float(device.kernel_launch_s):.1f} us", "")
     for link, leaves in ((cluster.intra_node, False), (cluster.inter_node, True)):
         if any(each.leaves_node == leaves for each in measured.transfers):

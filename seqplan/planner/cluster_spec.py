@@ -106,6 +106,9 @@ class DeviceSpec(Spec):
     memory_efficiency: ShareQuantity = Field(
         description="share of the bandwidth that elementwise work reaches"
     )
+    memory_dtype_efficiency: dict[Literal["fp32", "fp16", "bf16"], ShareQuantity] = Field(
+        default_factory=dict, description="memory_efficiency of single dtypes, where they differ"
+    )
     kernel_launch_s: Quantity = Field(description="time that starting one operation costs")
     transfers_overlap: bool = Field(
         default=True,
@@ -129,6 +132,11 @@ class DeviceSpec(Spec):
         """Share of a dtype's peak that a big matmul reaches."""
         shares: dict[str, float] = {name: float(x) for name, x in self.matmul_dtype_efficiency.items()}
         return float(shares.get(dtype, self.matmul_efficiency))
+
+    def memory_share(self, dtype: str) -> float:
+        """Share of the bandwidth that elementwise work in a dtype reaches."""
+        shares: dict[str, float] = {name: float(x) for name, x in self.memory_dtype_efficiency.items()}
+        return float(shares.get(dtype, self.memory_efficiency))
 
     def attention_share(self, dtype: str) -> float:
         """Share of a dtype's peak that fused attention reaches on long blocks."""

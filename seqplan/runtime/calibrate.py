@@ -124,16 +124,17 @@ class Calibration:
 
         self.device, self.ranks_per_node, self.sizes = device, ranks_per_node, sizes
         self.kernels = kernels = compute.usable_kernels(device)
-        # The width that training between the matmuls has: bf16 where the device is made for it.
-        between = torch.float32 if device.type == "cpu" else torch.bfloat16
-        self.traffic = Traffic(device, between, sizes)
+        # A GPU trains in bf16, where bytes are all that counts; a CPU widens bf16 for every operation.
+        narrowest = [*(dtype for dtype in kernels if dtype == "fp32"), *kernels][-1]
+        between = list(kernels) if device.type == "cpu" else [narrowest]
+        self.traffic = [Traffic(device, dtype, sizes) for dtype in between]
         self.matmuls = [compute.Matmuls(device, dtype, sizes) for dtype in kernels]
         self.attention = [
             compute.BlockAttention(device, dtype, usable[0], sizes) for dtype, usable in kernels.items()
         ]
         self.copies, self.launches = compute.Copies(device, sizes), Launches(device)
         self.transfers = [Transfers(device, link, sizes) for link in link_groups(ranks_per_node)]
-        parts: list[Any] = [*self.matmuls, *self.attention, self.copies, self.traffic, self.launches]
+        parts: list[Any] = [*self.matmuls, *self.attention, self.copies, *self.traffic, self.launches]
         self.tasks: list[Task] = [task for part in [*parts, *self.transfers] for task in part.tasks]
 
     def window_s(self, seconds: float) -> float:
@@ -154,7 +155,7 @@ class Calibration:
             kernels=dict(self.kernels),
             matmuls=tuple(sample for part in self.matmuls for sample in part.samples()),
             attention=tuple(sample for part in self.attention for sample in part.samples()),
-            traffic=(*self.copies.samples(), *self.traffic.samples()),
+            traffic=(*self.copies.samples(), *(each for part in self.traffic for each in part.samples())),
             launch_s=self.launches.launch_s(),
             transfers=tuple(sample for part in self.transfers for sample in part.samples()),
             repeats=len(self.tasks[0].means_s),

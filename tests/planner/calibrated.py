@@ -27,7 +27,7 @@ RATES: dict[Dtype, float] = {"fp32": 40e9, "bf16": 160e9}
 """Of one rank while all work: half a core each."""
 HALF_OUTPUTS, HALF_DEPTH = 1000.0, 16.0
 ATTENTION_RATE, HALF_TOKENS, CAUSAL_TILE = 30e9, 64.0, 512.0
-COPY_RATE, BETWEEN_RATE, LAUNCH_S = 20e9, 5e9, 100e-6
+COPY_RATE, BETWEEN_RATE, NARROW_BETWEEN_RATE, LAUNCH_S = 20e9, 5e9, 3e9, 100e-6
 LATENCY_S = 200e-6
 TRANSFER_RATES: dict[Transfer, float] = {
     "all_reduce": 2e9, "all_gather": 1.5e9, "reduce_scatter": 0.6e9, "neighbour": 1.8e9
@@ -104,7 +104,10 @@ def measurements() -> Measurements:
         attention=(*attention("fp32"), *attention("bf16")),
         traffic=(
             TrafficSample(kind="copy", moved_bytes=2e6, seconds=2e6 / COPY_RATE),
-            TrafficSample(kind="elementwise", moved_bytes=3e7, seconds=3e7 / BETWEEN_RATE),
+            TrafficSample(kind="elementwise", dtype="fp32", moved_bytes=3e7, seconds=3e7 / BETWEEN_RATE),
+            TrafficSample(
+                kind="elementwise", dtype="bf16", moved_bytes=3e7, seconds=3e7 / NARROW_BETWEEN_RATE
+            ),
         ),
         launch_s=LAUNCH_S,
         transfers=tuple(transfers()),

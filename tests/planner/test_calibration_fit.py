@@ -55,6 +55,13 @@ def test_a_line_gives_each_kind_of_transfer_its_rate() -> None:
     assert line.bytes_per_s == pytest.approx(calibrated.TRANSFER_RATES, rel=0.1)
 
 
+def test_no_link_is_faster_than_a_copy() -> None:
+    """Where work is taken off a time, little may be left of it: a rate of noise."""
+    most = 0.9 * min(calibrated.TRANSFER_RATES.values())
+    line = transfer_line(calibrated.transfers(), most)
+    assert set(line.bytes_per_s.values()) == {most}
+
+
 def test_noise_of_single_points_moves_a_curve_little() -> None:
     noise = np.random.default_rng(0).normal(0.0, 0.1, 100)
     points = [
@@ -85,6 +92,8 @@ def test_the_file_says_what_was_measured(measured_cluster: ClusterSpec) -> None:
         assert predicted == pytest.approx(each.seconds, rel=2 * CLOSE)
     assert clock.launch_s == pytest.approx(calibrated.LAUNCH_S, rel=1e-3)
     assert clock.traffic_s(3e7) == pytest.approx(3e7 / calibrated.BETWEEN_RATE, rel=1e-3)
+    narrow = DeviceClock(cluster, ranks_on_node=calibrated.RANKS, precision="bf16")
+    assert narrow.traffic_s(3e7) == pytest.approx(3e7 / calibrated.NARROW_BETWEEN_RATE, rel=1e-3)
     alone = DeviceClock(cluster, ranks_on_node=calibrated.CORES, precision="fp32")
     assert alone.matmul_flops_per_s == pytest.approx(2 * clock.matmul_flops_per_s)
 

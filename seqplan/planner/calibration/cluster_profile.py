@@ -39,13 +39,14 @@ def profile_of(measured: Measurements, name: str, known: DeviceSpec | None = Non
     said = _Source(measured)
     inside = [each for each in measured.transfers if not each.leaves_node]
     between = [each for each in measured.transfers if each.leaves_node]
+    most = _rate(measured, "copy") / 2  # what is sent is read and written at least once
     profile: dict[str, Any] = {
         "name": name,
         "device": _device(measured, said, known),
         "gpus_per_node": measured.ranks_per_node,
         "num_nodes": measured.nodes,
-        "intra_node": _link("between ranks of a node", inside, said) if inside else "loopback",
-        "inter_node": _link("between nodes", between, said) if between else "ethernet-10g",
+        "intra_node": _link("between ranks of a node", inside, most, said) if inside else "loopback",
+        "inter_node": _link("between nodes", between, most, said) if between else "ethernet-10g",
         # Measured is what each rank has while all of its node send: as if each had a NIC to itself.
         "nics_per_node": measured.ranks_per_node if between else 1,
         "communicator_bytes": _assumed(
@@ -113,9 +114,13 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
     tile = causal_tile(list(points.values()))
     attention = {dtype: attention_curve(points[dtype], tile) for dtype in order}
     copy_bytes_per_s = _rate(measured, "copy") / share
-    work_bytes_per_s = _rate(measured, "elementwise") / share
+    work = {
+        dtype: _rate(measured, "elementwise", dtype) / share
+        for dtype in order
+        if any(each.dtype == dtype for each in measured.traffic)
+    }
     peaks = {dtype: curve.flops_per_s / share for dtype, curve in matmul.items()}
-    bandwidth = max(copy_bytes_per_s, work_bytes_per_s)
+    bandwidth = max(copy_bytes_per_s, *work.values())
     # Shares are at most 1, so the peak is the larger of both.
     tops = {dtype: max(peaks[dtype], attention[dtype].flops_per_s / share) for dtype in peaks}
     peak_entries = {
@@ -145,15 +150,20 @@ def _device(measured: Measurements, said: _Source, known: DeviceSpec | None) -> 
         **_rates("matmul", order, matmul, shares, ("outputs", "depth"), said),
         **_rates("attention", order, attention, attention_shares, ("tokens", "head_dim"), said),
         "attention_causal_tile": said.of(tile, "keys of a tile; the one that all dtypes' points meet best"),
-        "memory_efficiency": said.of(
-            work_bytes_per_s / bandwidth_entry["value"],
-            "what lies between the matmuls of a layer, over a copy",
-        ),
+        **_memory_shares({dtype: rate / bandwidth_entry["value"] for dtype, rate in work.items()}, said),
         "kernel_launch_s": said.of(measured.launch_s * share, f"a small operation with its gradient{under}"),
         "transfers_overlap": measured.device_kind != "cpu",
         "context_bytes": said.of(measured.context_bytes, "memory of a rank beside its tensors"),
         "fragmentation_fraction": _assumed(FRAGMENTATION[measured.device_kind], "as in the built-in devices"),
     }
+
+
+def _memory_shares(shares: Mapping[Dtype, float], said: _Source) -> dict[str, Any]:
+    """The first dtype's as the device's, the others' by dtype: a CPU widens bf16 to compute with it."""
+    what = "what lies between the matmuls of a layer, over a copy"
+    first, *others = [(dtype, said.of(share, f"{dtype}, {what}")) for dtype, share in shares.items()]
+    entries: dict[str, Any] = {"memory_efficiency": first[1]}
+    return entries | ({"memory_dtype_efficiency": dict(others)} if others else {})
 
 
 def _quantity(known: Any) -> dict[str, Any]:
@@ -192,15 +202,16 @@ def _fit(curve: Curve, dtype: str) -> str:
     return f"{dtype}, share of the peak; the curve meets its points to {100 * curve.error:.0f} %"
 
 
-def _rate(measured: Measurements, kind: str) -> float:
+def _rate(measured: Measurements, kind: str, dtype: Dtype | None = None) -> float:
     """Bytes a second; the median over sizes."""
-    return float(
-        np.median([each.moved_bytes / each.seconds for each in measured.traffic if each.kind == kind])
-    )
+    samples = [each for each in measured.traffic if (each.kind, each.dtype) == (kind, dtype)]
+    return float(np.median([each.moved_bytes / each.seconds for each in samples]))
 
 
-def _link(name: str, samples: Sequence[TransferSample], said: _Source) -> dict[str, Any]:
-    line = transfer_line(samples)
+def _link(
+    name: str, samples: Sequence[TransferSample], most_bytes_per_s: float, said: _Source
+) -> dict[str, Any]:
+    line = transfer_line(samples, most_bytes_per_s)
     fastest = max(line.bytes_per_s.values())
     shares = {kind: rate / fastest for kind, rate in line.bytes_per_s.items()}
     # One kind's share is the link's, the others stand by themselves; what was not measured (all-to-all) goes

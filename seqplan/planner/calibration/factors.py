@@ -63,6 +63,7 @@ FACTORS = (
 _SINGLE = {
     "matmul_efficiency": "matmul_dtype_efficiency",
     "attention_efficiency": "attention_dtype_efficiency",
+    "memory_efficiency": "memory_dtype_efficiency",
     "efficiency": "collective_efficiency",
 }
 """The table of the same number for single dtypes or kinds of transfer, which moves along."""

@@ -90,8 +90,11 @@ def attention_curve(samples: Sequence[AttentionSample], tile: float) -> Curve:
     return _best(grid, seconds)
 
 
-def transfer_line(samples: Sequence[TransferSample]) -> TransferLine:
-    """One latency for all kinds, a rate for each: searched over the latency, solved for the rates."""
+def transfer_line(samples: Sequence[TransferSample], most_bytes_per_s: float = float("inf")) -> TransferLine:
+    """One latency for all kinds, a rate for each: searched over the latency, solved for the rates.
+
+    `most_bytes_per_s`: no rate is above it, so that noise in small messages cannot make one up.
+    """
     kinds = sorted({each.kind for each in samples})
     steps = np.array([ring_steps(each.kind, each.ranks) for each in samples])
     volume = np.array([ring_volume(each.kind, each.ranks) * each.whole_bytes for each in samples])
@@ -104,6 +107,7 @@ def transfer_line(samples: Sequence[TransferSample]) -> TransferLine:
         for kind, chosen in of_kind.items():
             fixed, moved, measured = steps[chosen] * latency_s, volume[chosen], seconds[chosen]
             grid = np.geomspace(moved.max() / measured.max() / 64.0, moved.max() / measured.min() * 64.0, 400)
+            grid = np.minimum(grid, most_bytes_per_s)
             miss = np.log((fixed + moved / grid[:, None]) / measured) ** 2
             total = miss.sum(axis=1)
             best = int(np.argmin(total))

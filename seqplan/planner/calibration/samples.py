@@ -43,6 +43,7 @@ class TrafficSample(Spec):
     """Bytes read and written by an operation that does little else."""
 
     kind: Literal["copy", "elementwise"]
+    dtype: Dtype | None = Field(default=None, description="of elementwise work")
     moved_bytes: float = Field(gt=0)
     seconds: float = Field(gt=0, allow_inf_nan=False)
 

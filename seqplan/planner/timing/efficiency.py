@@ -37,7 +37,7 @@ class DeviceClock:
         self.attention_flops_per_s = share * peaks[inner] * device.attention_share(inner)
         # Materialised attention and the head multiply matrices too, but never in float8.
         self.inner_matmul_flops_per_s = share * peaks[inner] * device.matmul_share(inner)
-        self.memory_bytes_per_s = share * float(device.memory_bytes_per_s) * float(device.memory_efficiency)
+        self.memory_bytes_per_s = share * float(device.memory_bytes_per_s) * device.memory_share(inner)
         # On a CPU the core that computes also launches.
         self.launch_s = float(device.kernel_launch_s) / share
         self.tile = float(device.matmul_tile)

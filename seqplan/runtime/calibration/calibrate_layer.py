@@ -15,12 +15,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqplan.planner.calibration.samples import TrafficSample
+from seqplan.planner.calibration.samples import Dtype, TrafficSample
 from seqplan.planner.layout import Layout
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.timing.flops import BACKWARD_PER_FORWARD
 from seqplan.planner.timing.layer_time import GATED_PASSES, LAYER_KERNELS, RESIDUAL_PASSES
 from seqplan.planner.train_spec import TrainSpec
+from seqplan.runtime.calibration.calibrate_compute import DTYPES
 from seqplan.runtime.calibration.calibrate_sizes import Sizes
 from seqplan.runtime.calibration.calibrate_timing import Task
 from seqplan.runtime.mesh import build_mesh
@@ -69,14 +70,19 @@ def model_of(hidden_size: int) -> ModelSpec:
 class Traffic:
     """The operators between the matmuls of a layer, forward and backward, over numbers of tokens."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, sizes: Sizes) -> None:
-        model = model_of(sizes.between_hidden)
-        self.between = [_Between(model, tokens, dtype, device) for tokens in sizes.between_tokens]
-        self.tasks = [Task("between the matmuls", each.forward_backward) for each in self.between]
+    def __init__(self, device: torch.device, dtype: Dtype, sizes: Sizes) -> None:
+        model, self.dtype = model_of(sizes.between_hidden), dtype
+        self.between = [_Between(model, tokens, DTYPES[dtype], device) for tokens in sizes.between_tokens]
+        self.tasks = [Task(f"between the matmuls, {dtype}", each.forward_backward) for each in self.between]
 
     def samples(self) -> list[TrafficSample]:
         return [
-            TrafficSample(kind="elementwise", moved_bytes=each.counted_bytes(), seconds=task.seconds)
+            TrafficSample(
+                kind="elementwise",
+                dtype=self.dtype,
+                moved_bytes=each.counted_bytes(),
+                seconds=task.seconds,
+            )
             for each, task in zip(self.between, self.tasks, strict=True)
         ]
 
