@@ -158,7 +158,7 @@ def test_70b_with_zero_3_on_80_a100_40() -> None:
     assert "most of it is activations" in scored.reasons[-1].message
     answer = suggest(asked, Pins(dp=80, zero_stage=3, recompute="none"), top=1)
     assert any(
-        line.startswith("Without --recompute none (best with --recompute full)") for line in answer.would_fit
+        line.startswith("Without --recompute none (best with --recompute full") for line in answer.would_fit
     )
     without_dp = [line for line in answer.would_fit if line.startswith("Without --dp 80")]
     assert ",sp" in without_dp[0]
