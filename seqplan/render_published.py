@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from seqplan.planner.measured.compared_row import ComparedRow
 from seqplan.planner.measured.published_comparison import ComparedSource, GoalResult
 from seqplan.planner.measured.published_figures import Errors
+from seqplan.planner.measured.trainer_times import trainer_times
 from seqplan.planner.reading.integers import listed
 from seqplan.render import block, gib, group, listing, percent, plural, show, table
 
@@ -65,7 +66,7 @@ def show_sources(sources: Sequence[ComparedSource], in_full: bool) -> None:
             times_table(source),
         ]
     parts += [memory_table(sources), limits_table(sources), time_table(sources), fitted(sources)]
-    parts += [choice_table(sources), goals(sources)]
+    parts += [trainers_table(sources), choice_table(sources), goals(sources)]
     if not in_full:
         parts.append(listing("Rows", [f"seqplan validate {source.name}" for source in sources]))
     show(parts)
@@ -155,6 +156,17 @@ def fitted(sources: Sequence[ComparedSource]) -> Group | None:
             by_constants.setdefault(source.fitted_constants, []).append(source.name)
     lines = [f"{listed(names, 'and')}: {constants}" for constants, names in by_constants.items()]
     return listing("Which constants were fitted", [*FITTED_TERMS, *lines]) if lines else None
+
+
+def trainers_table(sources: Sequence[ComparedSource]) -> Group | None:
+    """The same errors by trainer and device, which is what a plan's notes say of its time."""
+    lines = []
+    for known in trainer_times(sources):
+        whose = [known.trainer, known.device, "yes" if known.fitted else "no"]
+        lines.append([*whose, str(known.runs), percent(known.median_error), percent(known.p90_error)])
+    columns = ["trainer", "device", "fitted", "runs", "median", "p90"]
+    title = "Error of the step time by trainer and device, each run once"
+    return table(title, columns, lines, left=("trainer", "device")) if lines else None
 
 
 def limits_table(sources: Sequence[ComparedSource]) -> Group:

@@ -42,8 +42,8 @@ def test_validate_sums_up_memory_step_times_and_choice(
     answer = json.loads(seqplan("validate", "--json").out)
     sources = {source["name"]: source for source in answer["sources"]}
     for title, key, limit in (
-        ("Error of the memory", "memory_errors", "0.1"),
-        ("Error of the step time", "time_errors", "0.15"),
+        ("Error of the memory, and", "memory_errors", "0.1"),
+        ("Error of the step time, and", "time_errors", "0.15"),
     ):
         head, _, *rows = lines_under(out, title)
         assert head[:7] == ["source", "runs", "fitted", "median", "others", "p90", "worst"]

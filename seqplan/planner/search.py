@@ -29,6 +29,7 @@ from seqplan.planner.results import (
 )
 from seqplan.planner.rules.legality import Verdict, verdict
 from seqplan.planner.time_model import time_estimate
+from seqplan.planner.timing.how_sure import how_sure
 
 TIGHT_FRACTION = 0.03
 """Head-room below which a pick is called tight: estimate and simulation may differ by 3 % (the bound that
@@ -107,6 +108,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     placed = [f"links: {line}" for one in shown for line in placement_lines(question, one.layout, one.time)]
     played = told(found.best, leaders) if found.best else None
     near = leaders.within(WITHIN)
+    assumed = (*assumptions(question), *how_sure(question))
     return Suggestion(
         pick=ranked[0] if ranked else None,
         ranked=ranked,
@@ -120,7 +122,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
         with_other_trainers=others,
         sensitivity=sensitivity(question, near.layouts, near.corrections) if found.best else None,
         event_simulation=played,
-        notes=(*assumptions(question), *states, *placed, *padding, *_played(played), *_pinned(pins)),
+        notes=(*assumed, *states, *placed, *padding, *_played(played), *_pinned(pins)),
         warnings=tuple(text for text in warnings if text not in padding),
         elapsed_s=time.perf_counter() - start,
     )

@@ -14,6 +14,7 @@ from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.reading.integers import listed
 from seqplan.planner.reading.quantity import Quantity
+from seqplan.planner.timing.how_sure import how_sure
 from seqplan.planner.timing.trainer_time import TrainerTime
 
 SWITCHED_OFF = "switched off with --no-overlap"
@@ -67,8 +68,7 @@ def time_notes(question: Question, layout: Layout) -> tuple[str, ...]:
         cluster = question.cluster
         if cluster.cores_per_node is not None and cluster.cores_per_node < cluster.gpus_per_node:
             notes.append("a stage that waits leaves its core to the others")
-    unsure = [costs.unmeasured] if costs.unmeasured and question.cluster.device.kind != "cpu" else []
-    return (*(f"assumed: {note}" for note in notes), *unsure)
+    return (*(f"assumed: {note}" for note in notes), *how_sure(question))
 
 
 def _states(costs: TrainerTime, at_once: bool, layout: Layout) -> str:

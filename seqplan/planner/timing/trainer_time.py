@@ -17,10 +17,24 @@ NOTHING = Quantity(0.0, "none known")
 AS_COUNTED = Quantity(1.0, "as counted: every operation between the matmuls in one kernel")
 
 
+class MeasuredTimes(Spec):
+    """Errors of the step times of a trainer's published runs on one device, as `validate` finds them."""
+
+    trainer: str = Field(description="whose runs; one with the same costs may stand for another")
+    device: str
+    fitted: bool = Field(description="constants of the trainer, the device or a link were set on these runs")
+    runs: int = Field(ge=1)
+    median_error: float = Field(ge=0)
+    p90_error: float = Field(ge=0, description="nine of ten runs have no larger one")
+
+
 class TrainerTime(Spec):
     """Costs of one trainer. All are seconds on the critical path or factors of what the model counts."""
 
     unmeasured: str = Field(default="", description="said with every time on a GPU: what nobody has measured")
+    measured: tuple[MeasuredTimes, ...] = Field(
+        default=(), description="said with every time on a GPU: how far off it was where somebody measured"
+    )
     elementwise_factor: Quantity = Field(
         default=AS_COUNTED, description="memory traffic between the matmuls over that of fused kernels"
     )
