@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from seqplan import profiles
+from seqplan.__main__ import main
 from tests.command_line import Seqplan, runner
 
 LAYOUT = ("--cluster", "dgx-h100", "--seq-len", "4096", "--global-batch-size", "64", "--layout", "dp4,tp2")
@@ -18,13 +21,24 @@ def seqplan(capsys: pytest.CaptureFixture[str]) -> Seqplan:
     return runner(capsys)
 
 
-def test_validate_sums_up_every_source(seqplan: Seqplan) -> None:
-    done = seqplan("validate")
-    assert (done.status, done.err) == (0, "")
-    for name in profiles.published_names():
-        assert any(line.startswith(name) for line in done.out.splitlines()), name
-    assert "Goals, all met" in done.out
-    assert "nanotron-sweep: memory, share of runs with an error of at most 15.0 %: 9" in done.out
+class Everything(NamedTuple):
+    """All sources, as text in 80 columns and as JSON."""
+
+    out: str
+    sources: dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def everything() -> Everything:
+    printed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        for more in ([], ["--json"]):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                assert main(["validate", *more]) == 0
+            printed.append(out.getvalue())
+    found = json.loads(printed[1])["sources"]
+    return Everything(printed[0], {source["name"]: source for source in found})
 
 
 def lines_under(out: str, title: str) -> list[list[str]]:
@@ -33,34 +47,41 @@ def lines_under(out: str, title: str) -> list[list[str]]:
     return [line.split() for line in part.splitlines()[1:]]
 
 
-def test_validate_sums_up_memory_step_times_and_choice(
-    seqplan: Seqplan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    out = seqplan("validate").out
-    assert max(len(line) for line in out.splitlines()) <= 80
-    answer = json.loads(seqplan("validate", "--json").out)
-    sources = {source["name"]: source for source in answer["sources"]}
-    for title, key, limit in (
+def test_validate_sums_up_every_source(everything: Everything) -> None:
+    assert max(len(line) for line in everything.out.splitlines()) <= 80
+    for name in profiles.published_names():
+        assert any(line.startswith(name) for line in everything.out.splitlines()), name
+    assert "Goals, all met" in everything.out
+
+
+@pytest.mark.parametrize(
+    ("title", "key", "limit"),
+    [
         ("Error of the memory, and", "memory_errors", "0.1"),
         ("Error of the step time, and", "time_errors", "0.15"),
-    ):
-        head, _, *rows = lines_under(out, title)
-        assert head[:7] == ["source", "runs", "fitted", "median", "others", "p90", "worst"]
-        assert [row[0] for row in rows] == [name for name, found in sources.items() if found[key]]
-        for name, runs, fitted, *figures in rows:  # a name in one piece, and every figure on its line
-            errors = sources[name][key]
-            assert [int(runs), int(fitted)] == [errors["rows"], errors["fitted"]]
-            assert figures[:2] == [f"{100 * errors['median']:.1f}", "%"]
-            assert figures[-2] == f"{100 * errors['share_within'][limit]:.0f}"
-    head, _, *rows = lines_under(out, "Choice of the layout")
-    assert [row[0] for row in rows] == [name for name, found in sources.items() if found["choices"]]
+    ],
+)
+def test_validate_sums_up_errors(everything: Everything, title: str, key: str, limit: str) -> None:
+    head, _, *rows = lines_under(everything.out, title)
+    assert head[:7] == ["source", "runs", "fitted", "median", "others", "p90", "worst"]
+    assert [row[0] for row in rows] == [name for name, found in everything.sources.items() if found[key]]
+    for name, runs, fitted, *figures in rows:  # a name in one piece, and every figure on its line
+        errors = everything.sources[name][key]
+        assert [int(runs), int(fitted)] == [errors["rows"], errors["fitted"]]
+        assert figures[:2] == [f"{100 * errors['median']:.1f}", "%"]
+        assert figures[-2] == f"{100 * errors['share_within'][limit]:.0f}"
+
+
+def test_validate_sums_up_the_choice(everything: Everything) -> None:
+    _, _, *rows = lines_under(everything.out, "Choice of the layout")
+    chosen = {name: found["choices"] for name, found in everything.sources.items() if found["choices"]}
+    assert [row[0] for row in rows] == list(chosen)
     picks = {row[0]: row[2] for row in rows}
-    assert picks["nanotron-cells"] == f"{100 * sources['nanotron-cells']['choices']['pick']:.1f}"
+    assert picks["nanotron-cells"] == f"{100 * chosen['nanotron-cells']['pick']:.1f}"
 
 
-def test_every_goal_says_of_what(seqplan: Seqplan) -> None:
-    goals = [line for line in lines_under(seqplan("validate").out, "Goals, all met") if line[0] == "-"]
+def test_every_goal_says_of_what(everything: Everything) -> None:
+    goals = [line for line in lines_under(everything.out, "Goals, all met") if line[0] == "-"]
     assert len(goals) > 30
     assert {line[2] for line in goals} <= {"memory,", "choice,", "step"}
 
