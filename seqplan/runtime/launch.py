@@ -8,14 +8,11 @@ this process does. Nothing here imports torch before it has to: a wrong world si
 from __future__ import annotations
 
 import hashlib
-import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -27,6 +24,22 @@ from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.launching.failures import explain_failure
 from seqplan.runtime.launching.host_memory import cpu_holds, require_memory
 from seqplan.runtime.launching.nodes import Nodes, check_outer_launcher, find_nodes
+from seqplan.runtime.launching.run_folder import run_folder
+from seqplan.runtime.launching.signals import (
+    ENDING,
+    FROM_A_TERMINAL,
+    SIGNAL_BASE,
+    EndedBySignal,
+    EndingSignals,
+    ended_by,
+    ignored_signals,
+)
+from seqplan.runtime.launching.torch_launcher import (
+    SHUTDOWN_S,
+    quiet_torch,
+    same_signal_handlers,
+    soon_killed,
+)
 from seqplan.runtime.launching.worker import Job, rank_main
 from seqplan.runtime.options import MakeTrainer, RunOptions
 from seqplan.runtime.text_files import TextFiles
@@ -49,11 +62,6 @@ PRELOAD = [
 """What the fork server imports, once for all ranks."""
 
 FAILED = 1
-SHUTDOWN_S = 5
-"""How long a rank has to end after SIGTERM. One that is stopped (SIGSTOP) never does, and is killed then."""
-
-SIGNAL_BASE = 128
-"""Exit status of a process that was ended by a signal, as shells report it: 128 + its number."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +85,28 @@ def launch(
     _make_folder(options.output_dir)
     local_world_size = nodes.local_world_size if nodes else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     _set_environment(_threads(plan, local_world_size))
-    if nodes:
-        _start_fork_server()
-    device_type = choose_device(plan, options, local_world_size)
-    if device_type == "cpu":
-        require_memory(plan, local_world_size)
     if nodes is None:  # this process is one of the ranks, and whoever started it reports how it ends
+        device_type = _ready_device(plan, options, local_world_size)
         from seqplan.runtime.train import train
 
         return RunResult(0, train(plan, files, options, device_type, make_trainer))
-    log_dir = Path(tempfile.mkdtemp(prefix="seqplan-run-"))
     try:
-        job = Job(plan, files, options, device_type, log_dir, make_trainer)
-        return _run_ranks(job, nodes)
-    finally:
-        shutil.rmtree(log_dir, ignore_errors=True)
+        with EndingSignals() as signals:
+            with signals.held():
+                _start_fork_server()
+            device_type = _ready_device(plan, options, local_world_size)
+            with run_folder() as log_dir:
+                job = Job(plan, files, options, device_type, log_dir, make_trainer, ignored_signals())
+                return _run_ranks(job, nodes, signals)
+    except EndedBySignal as ended:
+        return _ended_by(ended.signal)
+
+
+def _ready_device(plan: Plan, options: RunOptions, local_world_size: int) -> str:
+    device_type = choose_device(plan, options, local_world_size)
+    if device_type == "cpu":
+        require_memory(plan, local_world_size)
+    return device_type
 
 
 def _make_folder(folder: Path) -> None:
@@ -134,7 +149,7 @@ def _where_to_run(plan: Plan, local_world_size: int) -> str:
     return hint + (", or with --device cpu." if cpu_holds(plan, local_world_size) else ".")
 
 
-def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
+def _run_ranks(job: Job, nodes: Nodes, signals: EndingSignals) -> RunResult:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -151,10 +166,12 @@ def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
         start_method=_start_method(),
         logs_specs=DefaultLogsSpecs(log_dir=str(job.log_dir / "elastic")),
         shutdown_timeout=SHUTDOWN_S,
+        signals_to_handle=",".join(number.name for number in ENDING if number not in job.ignored),
         **_rendezvous(nodes, job.options.timeout_s),
     )
-    console = Console(stderr=True, highlight=False, markup=False)
-    with _quiet_torch(), _same_signal_handlers(), _soon_killed():
+    console = _console()
+    with quiet_torch(), same_signal_handlers(), soon_killed():
+        signals.check()
         try:
             results: Mapping[int, Any] = elastic_launch(config, rank_main)(job)
             return RunResult(0, results.get(0))
@@ -175,11 +192,19 @@ def _run_ranks(job: Job, nodes: Nodes) -> RunResult:
         except DistError as error:
             raise _nodes_did_not_meet(error, nodes, job.options.timeout_s) from None
         except SignalException as error:
-            console.print(f"Ended by {error.sigval.name}; all ranks of this node have been stopped.")
-            return RunResult(SIGNAL_BASE + error.sigval)
+            return _ended_by(error.sigval)
         finally:
             if console.is_terminal:  # a rank that was drawing its progress line had hidden it
                 console.show_cursor(True)
+
+
+def _console() -> Console:
+    return Console(stderr=True, highlight=False, markup=False)
+
+
+def _ended_by(number: signal.Signals) -> RunResult:
+    _console().print(ended_by(number), soft_wrap=True)
+    return RunResult(SIGNAL_BASE + number)
 
 
 def _nodes_did_not_meet(error: Exception, nodes: Nodes, timeout_s: float) -> SeqplanError:
@@ -239,54 +264,13 @@ def _start_method() -> str:
 
 
 def _start_fork_server() -> None:
-    """Begin importing torch for the ranks; deaf to Ctrl-C, which this process answers for all."""
+    """Begin importing torch for the ranks; deaf to what a terminal sends to all: this process answers it.
+
+    So is multiprocessing's resource tracker, which starts here too.
+    """
     if _start_method() == "forkserver":
         multiprocessing.set_forkserver_preload(PRELOAD)
-        ours = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ours = [(number, signal.signal(number, signal.SIG_IGN)) for number in FROM_A_TERMINAL]
         forkserver.ensure_running()
-        signal.signal(signal.SIGINT, ours)
-
-
-@contextmanager
-def _quiet_torch() -> Iterator[None]:
-    """Silence what torch's launcher logs about a failure, its own traceback included; ours is one block."""
-    prefixes = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(prefixes)]
-    loggers = [logging.getLogger(name) for name in names]  # each has a level of its own
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _soon_killed() -> Iterator[None]:
-    """SHUTDOWN_S also after a rank has failed: there torch takes 30 s, which no option changes (2.13)."""
-    from torch.multiprocessing.spawn import ProcessContext
-
-    wait = ProcessContext._join_procs_with_timeout
-
-    def shorter(context: ProcessContext, timeout: float) -> None:
-        wait(context, min(timeout, SHUTDOWN_S))
-
-    ProcessContext._join_procs_with_timeout = shorter  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        ProcessContext._join_procs_with_timeout = wait  # type: ignore[method-assign]
-
-
-@contextmanager
-def _same_signal_handlers() -> Iterator[None]:
-    """Put back the handlers that torch's launcher replaces."""
-    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
-    handlers = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, handlers, strict=True):
+        for number, handler in ours:
             signal.signal(number, handler)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -126,6 +127,12 @@ def _stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def _hang_up() -> None:
+    """What a terminal that closes, and Ctrl-C, do to every process of a run."""
+    os.killpg(os.getpgrp(), signal.SIGHUP)
+    os.killpg(os.getpgrp(), signal.SIGINT)
+
+
 def _wrong_input() -> None:
     raise SeqplanError("this input is wrong.", "Give another.")
 
@@ -154,6 +161,10 @@ def make_misused(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
     return FakeTrainer(_wrong_input, options)
 
 
+def make_hung_up(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
+    return FakeTrainer(_hang_up, options)
+
+
 TRAINERS = {
     "well": make_well,
     "killed": make_killed,
@@ -161,6 +172,7 @@ TRAINERS = {
     "hanging": make_hanging,
     "stopped": make_stopped,
     "misused": make_misused,
+    "hung up": make_hung_up,
 }
 
 
@@ -172,6 +184,18 @@ def fake_run(mode: str, world_size: int, folder: Path, **changes: Any) -> RunRes
         text.write_text("some text to read, again and again. " * 20)
     options = RunOptions(**{"steps": 6, "output_dir": folder, "timeout_s": 60.0, **changes})
     return launch(fake_plan(world_size), [text], options, TRAINERS[mode])
+
+
+def start(*arguments: str, **how: Any) -> subprocess.Popen[str]:
+    """A launcher in a session of its own, as a shell would start it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.runtime.fake_run", *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        **how,
+    )
 
 
 def main(mode: str, ranks: str, folder: str, *node: str) -> int:

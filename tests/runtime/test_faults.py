@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from multiprocessing import forkserver
@@ -20,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.train import limit_all_groups
 from tests.ranks import run_ranks
-from tests.runtime.fake_run import fake_run, pid_file
+from tests.runtime.fake_run import fake_run, pid_file, start
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
@@ -149,17 +148,6 @@ def test_a_wrong_input_found_by_a_rank_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SeqplanError, match=r"^rank 1: this input is wrong\. Give another\.$"):
         fake_run("misused", RANKS, tmp_path)
     assert_gone(ranks_of(tmp_path))
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """A launcher in a session of its own, as a shell would start it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.runtime.fake_run", *arguments],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def test_a_signal_to_the_launcher_ends_all(tmp_path: Path) -> None:

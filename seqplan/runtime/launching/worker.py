@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seqplan.runtime.launching.failures import record_failure, stack_file
+from seqplan.runtime.launching.signals import ENDING
 from seqplan.runtime.options import MakeTrainer, RunOptions
 from seqplan.runtime.text_files import TextFiles
 
@@ -36,13 +37,17 @@ class Job:
     device_type: str
     log_dir: Path
     make_trainer: MakeTrainer | None = None
+    ignored: tuple[signal.Signals, ...] = ()
+    """Signals that the launcher was started to ignore; its ranks do too."""
 
 
 def rank_main(job: Job) -> RunSummary | None:
     """What every rank runs. Returns the summary on rank 0."""
     rank = int(os.environ["RANK"])
     _end_with_launcher()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every process; no traceback for it
+    # Ctrl-C reaches every process, no traceback for it; the fork server, whence we come, is deaf to it.
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN if number in job.ignored else signal.SIG_DFL)
     with stack_file(job.log_dir, rank).open("w") as stack:
         # The launcher ends ranks with SIGTERM; what a rank was doing then tells which one hung.
         faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
