@@ -116,8 +116,6 @@ class Calibration:
     """What one rank measures. Every rank makes one, and the tasks are timed by all together."""
 
     def __init__(self, device: torch.device, ranks_per_node: int, sizes: Sizes) -> None:
-        import torch
-
         from seqplan.runtime.calibration import calibrate_compute as compute
         from seqplan.runtime.calibration.calibrate_layer import Launches, Traffic
         from seqplan.runtime.calibration.calibrate_links import Transfers, link_groups

@@ -67,3 +67,12 @@ def test_sizes_are_computed_in_whole_tiles() -> None:
     clock = DeviceClock(cluster(), 8, "bf16")
     clock.tile = 16.0
     assert [float(clock.tiles(length)) for length in (1, 16, 17, 4096, 4097)] == [16, 16, 32, 4096, 4112]
+
+
+def test_scores_are_wide_on_a_cpu() -> None:
+    """Our materialised attention sums in fp32; only tensor cores do that with narrow factors."""
+    on_cpu = profiles.load_cluster("local")
+    rates = [DeviceClock(on_cpu, 2, dtype).scores_flops_per_s for dtype in ("bf16", "fp32")]
+    assert rates[0] == rates[1] == DeviceClock(on_cpu, 2, "fp32").matmul_flops_per_s
+    gpu = DeviceClock(cluster(), 8, "bf16")
+    assert gpu.scores_flops_per_s == gpu.matmul_flops_per_s

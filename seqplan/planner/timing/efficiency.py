@@ -37,6 +37,9 @@ class DeviceClock:
         self.attention_flops_per_s = share * peaks[inner] * device.attention_share(inner)
         # Materialised attention and the head multiply matrices too, but never in float8.
         self.inner_matmul_flops_per_s = share * peaks[inner] * device.matmul_share(inner)
+        # Scores are products in fp32; a CPU has no matmul of narrow factors that gives them (rsa_scores.py).
+        of_scores = "fp32" if device.kind == "cpu" and "fp32" in peaks else inner
+        self.scores_flops_per_s = share * peaks[of_scores] * device.matmul_share(of_scores)
         self.memory_bytes_per_s = share * float(device.memory_bytes_per_s) * device.memory_share(inner)
         # On a CPU the core that computes also launches.
         self.launch_s = float(device.kernel_launch_s) / share

@@ -148,7 +148,7 @@ class LayerClock:
         score_bytes = v["B"] * v["a"] * pairs / v["sp"] * v["e"]
         fused, plain = (
             device.attention_s(flops, v["S"] * v["U"], float(v["d"]), model.causal, v["R"]),
-            flops / device.inner_matmul_flops_per_s,
+            flops / device.scores_flops_per_s,
         )
         slower = np.where(v["rsa"], float(self.costs.rsa_attention_factor), 1.0)
         # A ring merges each block's result into a float32 accumulator; backward adds to dq, dk and dv.
