@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from seqplan.planner.calibration.run_records import RunHeader
+from seqplan.planner.errors import FailedError
 from seqplan.planner.spec import Spec
 
 T = TypeVar("T")
@@ -82,26 +84,45 @@ class RunSummary(Spec):
     """The plan's device, where the run has another."""
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system says of a file that cannot be written, as one line: a full disk is no fault of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise FailedError(
+            f"{path} cannot be written ({error.strerror or error}).",
+            "Make room there and leave the folder in place, or choose another --output-dir.",
+        ) from None
+
+
 class MetricsFile:
     """metrics.jsonl of one run, one flushed line a step. An earlier run's becomes metrics.1.jsonl, ..."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            number = 1
-            while (earlier := path.with_suffix(f".{number}{path.suffix}")).exists():
-                number += 1
-            path.rename(earlier)
-        self._file = path.open("w", encoding="utf-8")
+        self.path = path
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                number = 1
+                while (earlier := path.with_suffix(f".{number}{path.suffix}")).exists():
+                    number += 1
+                path.rename(earlier)
+            # Without a buffer: what a full disk did not take would fail once more when it is closed.
+            self._file = path.open("wb", buffering=0)
 
     def write(self, metrics: StepMetrics) -> None:
         # A loss that is not finite becomes null: NaN is not JSON.
         left_out = {"run"} if metrics.run is None else None
-        self._file.write(metrics.model_dump_json(by_alias=True, exclude=left_out) + "\n")
-        self._file.flush()
+        line = memoryview(metrics.model_dump_json(by_alias=True, exclude=left_out).encode() + b"\n")
+        with writing(self.path):
+            self.path.stat()  # an open file takes lines also after its folder was removed
+            while line:
+                line = line[self._file.write(line) :]
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self.path):
+            self._file.close()
 
 
 def live_tensor_bytes() -> int:
@@ -141,4 +162,5 @@ def measure_peak_bytes(fn: Callable[[], T]) -> tuple[T, int]:
 
 
 def write_summary(summary: RunSummary, path: Path) -> None:
-    path.write_text(json.dumps(summary.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
+    with writing(path):
+        path.write_text(json.dumps(summary.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")

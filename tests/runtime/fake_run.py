@@ -161,6 +161,10 @@ def make_misused(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
     return FakeTrainer(_wrong_input, options)
 
 
+def make_unlisted(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
+    return FakeTrainer((options.output_dir / "metrics.jsonl").unlink, options)
+
+
 def make_hung_up(plan: Plan, device: Any, options: RunOptions) -> FakeTrainer:
     return FakeTrainer(_hang_up, options)
 
@@ -173,6 +177,7 @@ TRAINERS = {
     "stopped": make_stopped,
     "misused": make_misused,
     "hung up": make_hung_up,
+    "unlisted": make_unlisted,
 }
 
 

@@ -187,7 +187,7 @@ def test_a_plan_for_gpus_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "own"),
         (ValueError("timeout of gloo"), "own"),
         (SeqplanError("x"), "user"),
-        (FailedError("x"), "diverged"),
+        (FailedError("x"), "failed"),
     ],
 )
 def test_causes_and_consequences(error: Exception, kind: str) -> None:

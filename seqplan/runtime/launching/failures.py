@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -18,9 +19,9 @@ from typing import Literal
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.planner.spec import Spec
 
-Kind = Literal["user", "diverged", "own", "peer lost", "peer silent"]
-"""A wrong input; a loss that is not finite; a fault of this rank; another rank that ended; another one
-that did not answer in time."""
+Kind = Literal["user", "failed", "own", "peer lost", "peer silent"]
+"""A wrong input; what went wrong with right ones (a loss that is not finite, a full disk); a fault of this
+rank; another rank that ended; another one that did not answer in time."""
 
 _LOST = (
     "connection closed by peer",
@@ -51,7 +52,7 @@ def classify(error: BaseException) -> Kind:
     torch raises plain RuntimeErrors for gloo, so the text has to be read (torch 2.13).
     """
     if isinstance(error, SeqplanError):
-        return "diverged" if isinstance(error, FailedError) else "user"
+        return "failed" if isinstance(error, FailedError) else "user"
     text = str(error).lower()
     if isinstance(error, RuntimeError) and any(word in text for word in _TRANSPORT):
         if any(word in text for word in _LOST):
@@ -74,8 +75,11 @@ def record_failure(folder: Path, rank: int, error: BaseException) -> FailureReco
         traceback="".join(traceback.format_exception(error)),
     )
     unfinished = folder / f"rank-{rank}.unfinished"
-    unfinished.write_text(record.model_dump_json(), encoding="utf-8")
-    unfinished.replace(folder / f"rank-{rank}.json")
+    try:
+        unfinished.write_text(record.model_dump_json(), encoding="utf-8")
+        unfinished.replace(folder / f"rank-{rank}.json")
+    except OSError as full:  # the launcher can say no more than that this rank has ended
+        print(f"rank {rank}: {record.error} ({folder} cannot be written: {full.strerror})", file=sys.stderr)
     return record
 
 
@@ -97,15 +101,16 @@ def explain_failure(
 ) -> str:
     """The block for the user. `rank`, `pid` and `exit_code` are what the launcher saw first.
 
-    Raises SeqplanError when the cause is a wrong input or a loss that diverged: one line, not a traceback.
+    Raises SeqplanError where the cause is a wrong input or (FailedError) needs none of our lines to explain
+    it: one line, not a traceback.
     """
     records = read_records(folder)
     died_without_word = exit_code < 0 or all(record.rank != rank for record in records)
-    if died_without_word and not any(record.kind in ("user", "diverged", "own") for record in records):
+    if died_without_word and not any(record.kind in ("user", "failed", "own") for record in records):
         return _died(rank, pid, exit_code, world_size)
     cause = records[0]
-    if cause.kind in ("user", "diverged"):
-        error = FailedError if cause.kind == "diverged" else SeqplanError
+    if cause.kind in ("user", "failed"):
+        error = FailedError if cause.kind == "failed" else SeqplanError
         raise error(f"rank {cause.rank}: {cause.error}", cause.hint)
     if cause.kind == "peer lost":  # its traceback says nothing: the cause stands in the other node's output
         return (

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from seqplan.runtime.launching.failures import record_failure, stack_file
 from seqplan.runtime.launching.signals import ENDING
@@ -48,7 +48,7 @@ def rank_main(job: Job) -> RunSummary | None:
     # Ctrl-C reaches every process, no traceback for it; the fork server, whence we come, is deaf to it.
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN if number in job.ignored else signal.SIG_DFL)
-    with stack_file(job.log_dir, rank).open("w") as stack:
+    with _open_stack(stack_file(job.log_dir, rank)) as stack:
         # The launcher ends ranks with SIGTERM; what a rank was doing then tells which one hung.
         faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
         try:
@@ -64,6 +64,13 @@ def rank_main(job: Job) -> RunSummary | None:
             os._exit(1)
         finally:
             faulthandler.unregister(signal.SIGTERM)
+
+
+def _open_stack(path: Path) -> TextIO:
+    try:
+        return path.open("w")
+    except OSError:  # a full disk: the run may do without
+        return open(os.devnull, "w")
 
 
 def _end_with_launcher() -> None:
