@@ -48,7 +48,7 @@ def stage_cases(
         cases["last attention_backward"] = _where(buckets | within, [*last, *rest])
     if b.num_layers > 0 and b.working["summed"].by_kind:
         only = first_backward * (num_microbatches <= 1)
-        cases["last attention_backward, summed"] = [
+        summing: Case = [
             *((one, bundle) for bundle in (b.states, b.gradients, b.inputs, b.layer)),
             *((-only, bundle) for bundle in (b.late_gradients, b.late_layer_gradients)),
             (only, b.early_gradients),
@@ -56,10 +56,11 @@ def stage_cases(
             (one, b.working["attention_backward"]),
             (one, b.working["summed"]),
         ]
+        cases["last attention_backward, summed"] = _where(b.working["summed"].total > 0, summing)
     if b.has_embedding and b.working["embedding_summed"].by_kind:
         summed: Case = [(one, b.states), (one, b.gradients), (one, b.inputs)]
         summed += [(one, b.working["embedding_backward"]), (one, b.working["embedding_summed"])]
-        cases["last embedding_backward, summed"] = summed
+        cases["last embedding_backward, summed"] = _where(b.working["embedding_summed"].total > 0, summed)
     cases["gradient_sum"] = [(one, b.states), (one, b.gradients), (one, b.working["gradient_sum"])]
     cases["optimizer"] = [(one, b.states), (one, b.gradients), (one, b.working["optimizer"])]
     return cases
@@ -137,18 +138,20 @@ def _last_layer_cases(
     cases["mlp_backward"] = [*mlp, (one, working["last_mlp_backward"])]
     cases["attention_backward"] = attention
     reducing = bool(working["reduction"].by_kind) and b.num_layers > 1
+    # A table has layouts without a reduction too: with the gradients all the same, this would be no moment.
+    reduced = missing * (working["reduction"].total > 0)
     if np.any(b.last_recomputed):
         again: Case = [*base, *live, (-one, b.layer_mlp), (one, working["attention_forward"])]
         again.append((one, working["recomputation"]))
         cases["attention_forward again"] = _where(b.last_recomputed, again)
         if reducing:
             again = [*again, (-one, b.layer), (one, b.recomputed_extra), (one, working["reduction"])]
-            again.append((missing, b.late_layer_gradients))
+            again.append((reduced, b.late_layer_gradients))
             cases["attention_forward again, reducing"] = _where(b.last_recomputed, again)
     if reducing:
         # The layer before: the last one has gone, but for its gradients.
         gone: Case = [(-one, b.layer), (b.last_recomputed, b.recomputed_extra)]
-        next_one: Case = [*gone, (missing, b.late_layer_gradients), (one, working["reduction"])]
+        next_one: Case = [*gone, (reduced, b.late_layer_gradients), (one, working["reduction"])]
         cases["mlp_backward, reducing"] = [*mlp, *next_one]
         cases["attention_backward, reducing"] = [*attention, *next_one]
     if working["layer_reduction"].by_kind and b.num_layers > 1:
