@@ -23,7 +23,13 @@ from rich.console import Console
 from seqplan.planner.errors import SeqplanError
 from seqplan.runtime.launching.failures import explain_failure
 from seqplan.runtime.launching.host_memory import cpu_holds, require_memory
-from seqplan.runtime.launching.nodes import Nodes, check_outer_launcher, find_nodes
+from seqplan.runtime.launching.meeting import nodes_did_not_meet, rank_of_another_launcher
+from seqplan.runtime.launching.nodes import (
+    Nodes,
+    check_outer_launcher,
+    find_nodes,
+    outer_local_world_size,
+)
 from seqplan.runtime.launching.run_folder import run_folder
 from seqplan.runtime.launching.signals import (
     ENDING,
@@ -83,13 +89,14 @@ def launch(
     nodes = None if started_already else find_nodes(options, plan.layout.world_size, os.environ)
     files = TextFiles.find(data)
     _make_folder(options.output_dir)
-    local_world_size = nodes.local_world_size if nodes else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_world_size = nodes.local_world_size if nodes else outer_local_world_size(os.environ)
     _set_environment(_threads(plan, local_world_size))
     if nodes is None:  # this process is one of the ranks, and whoever started it reports how it ends
         device_type = _ready_device(plan, options, local_world_size)
         from seqplan.runtime.train import train
 
-        return RunResult(0, train(plan, files, options, device_type, make_trainer))
+        with rank_of_another_launcher(options.timeout_s):
+            return RunResult(0, train(plan, files, options, device_type, make_trainer))
     try:
         with EndingSignals() as signals:
             with signals.held():
@@ -190,7 +197,7 @@ def _run_ranks(job: Job, nodes: Nodes, signals: EndingSignals) -> RunResult:
             console.print(f"The run failed: {text.rstrip()}", soft_wrap=True)
             return RunResult(FAILED)
         except DistError as error:
-            raise _nodes_did_not_meet(error, nodes, job.options.timeout_s) from None
+            raise nodes_did_not_meet(error, nodes, job.options.timeout_s) from None
         except SignalException as error:
             return _ended_by(error.sigval)
         finally:
@@ -205,24 +212,6 @@ def _console() -> Console:
 def _ended_by(number: signal.Signals) -> RunResult:
     _console().print(ended_by(number), soft_wrap=True)
     return RunResult(SIGNAL_BASE + number)
-
-
-def _nodes_did_not_meet(error: Exception, nodes: Nodes, timeout_s: float) -> SeqplanError:
-    """torch says it in forty lines of its own code."""
-    text = str(error)
-    if "EADDRINUSE" in text or "address already in use" in text:
-        return SeqplanError(
-            f"Node {nodes.node_rank} cannot open {nodes.endpoint}: the port is in use.",
-            "Give another port in --rdzv-endpoint on every node.",
-        )
-    if nodes.endpoint is None:
-        return SeqplanError(f"The ranks of this machine could not meet: {text.splitlines()[0]}")
-    others = ", ".join(str(rank) for rank in range(nodes.nnodes) if rank != nodes.node_rank)
-    return SeqplanError(
-        f"Not all {nodes.nnodes} nodes met at {nodes.endpoint} within {timeout_s:g} s.",
-        f"Start the same command with --node-rank {others} too, with the same plan file on every node, "
-        "and let every node reach that address.",
-    )
 
 
 def _rendezvous(nodes: Nodes, timeout_s: float) -> dict[str, Any]:

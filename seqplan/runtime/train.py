@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.runtime.data import BatchPart, Data, TextData
+from seqplan.runtime.launching.meeting import ranks_meet
 from seqplan.runtime.metrics import UNTIMED_STEPS, RankReport, RunSummary, measure_peak_bytes
 from seqplan.runtime.options import MakeTrainer, RunOptions
 from seqplan.runtime.report import Reporter
@@ -39,10 +40,11 @@ def train(
     """Train a plan on this rank; the summary on rank 0. RANK, WORLD_SIZE and so on are in the environment."""
     device = _device(device_type)
     timeout = timedelta(seconds=options.timeout_s)
-    if device_type == "cuda":
-        dist.init_process_group("nccl", timeout=timeout, device_id=device)
-    else:
-        dist.init_process_group("gloo", timeout=timeout)
+    with ranks_meet(options.timeout_s):
+        if device_type == "cuda":
+            dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
     _check_same_data(files)
     trainer = (make_trainer or build_trainer)(plan, device, options)
     limit_all_groups(timeout)
@@ -127,7 +129,13 @@ class _Loop:
 def _device(device_type: str) -> torch.device:
     if device_type == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    local_rank, found = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+    if not (local_rank.isdigit() and int(local_rank) < found):
+        raise SeqplanError(
+            f"LOCAL_RANK={local_rank!r} names none of the {found} GPUs that torch sees.",
+            "Set it for every rank of a node, from 0 up.",
+        )
+    device = torch.device("cuda", int(local_rank))
     torch.cuda.set_device(device)
     return device
 

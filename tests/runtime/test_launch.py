@@ -11,13 +11,12 @@ from pydantic import ValidationError
 
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.planner.plan import Plan
-from seqplan.runtime import launch as launch_module
 from seqplan.runtime.launch import choose_device, launch
 from seqplan.runtime.launching import host_memory
 from seqplan.runtime.launching.failures import classify, explain_failure, record_failure, stack_file
-from seqplan.runtime.launching.nodes import Nodes, check_outer_launcher, find_nodes, first_host
+from seqplan.runtime.launching.nodes import Nodes, find_nodes, first_host
 from seqplan.runtime.options import RunOptions
-from tests.runtime.fake_run import fake_plan, fake_run
+from tests.runtime.fake_run import fake_plan
 
 SLURM = {
     "SLURM_NNODES": "2",
@@ -93,40 +92,6 @@ def test_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
 
 
-def test_an_outer_launcher_is_believed_only_with_the_plans_world_size() -> None:
-    environment = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "here"}
-    assert check_outer_launcher(4, environment)
-    assert not check_outer_launcher(4, {"WORLD_SIZE": "2"})
-    with pytest.raises(SeqplanError, match=r"^The plan needs 8 ranks, but 4 were started \(WORLD_SIZE=4\)\."):
-        check_outer_launcher(8, environment)
-
-
-def test_a_wrong_world_size_stops_before_anything_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SeqplanError, match="The plan needs 2 ranks, but 3 were started"):
-        fake_run("well", 2, tmp_path)
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_under_an_outer_launcher_this_process_is_a_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
-        monkeypatch.setenv(name, value)
-    for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    devices = []
-    monkeypatch.setattr(
-        "seqplan.runtime.train.train", lambda plan, files, options, device, make: devices.append(device)
-    )
-    assert fake_run("well", 2, tmp_path).exit_code == 0
-    assert devices == ["cpu"]
-
-
 def test_a_place_that_cannot_be_written_stops_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a file, not a folder")
     with pytest.raises(SeqplanError, match=r"output_dir=.*text.txt cannot be written to \(File exists\)"):
@@ -140,15 +105,6 @@ def test_a_cpu_run_needs_the_memory_of_its_ranks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 2**29)
     with pytest.raises(SeqplanError, match=r"2 ranks on this CPU need 0.6 GiB, .* but 0.5 GiB are free"):
         host_memory.require_memory(plan, 2)
-
-
-def test_nodes_that_do_not_meet_are_one_line() -> None:
-    nodes = Nodes(nnodes=3, node_rank=1, local_world_size=2, endpoint="host:1234")
-    busy = launch_module._nodes_did_not_meet(RuntimeError("... EADDRINUSE ..."), nodes, 5.0)
-    assert busy.message == "Node 1 cannot open host:1234: the port is in use."
-    late = launch_module._nodes_did_not_meet(RuntimeError("timed out\nframe #0"), nodes, 5.0)
-    assert late.message == "Not all 3 nodes met at host:1234 within 5 s."
-    assert "--node-rank 0, 2 too, with the same plan file on every node," in late.hint
 
 
 def on_two_nodes(plan: Plan) -> Plan:

@@ -15,6 +15,7 @@ from seqplan.runtime.options import RunOptions
 
 _FIRST_PORT = 20000
 _NUM_PORTS = 10000
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def find_nodes(options: RunOptions, world_size: int, environment: Mapping[str, s
 
 
 def check_outer_launcher(world_size: int, environment: Mapping[str, str]) -> bool:
-    """Whether torchrun or the like has already started the ranks; SeqplanError where too few or too many."""
+    """Whether torchrun or the like has already started the ranks; SeqplanError where it did so wrongly."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
         return False
     started = _number(environment, "WORLD_SIZE")
@@ -83,7 +84,26 @@ def check_outer_launcher(world_size: int, environment: Mapping[str, str]) -> boo
             f"The plan needs {world_size} ranks, but {started} were started (WORLD_SIZE={started}).",
             f"Start {world_size} ranks, or make a plan with --gpus {started}.",
         )
+    faults = []
+    rank, port = environment["RANK"], environment.get("MASTER_PORT")
+    if not (rank.isdigit() and int(rank) < world_size):
+        faults.append(f"RANK={rank!r} must be a number from 0 to {world_size - 1}")
+    if port is None:
+        faults.append("MASTER_PORT is not set, but RANK, WORLD_SIZE and MASTER_ADDR are")
+    elif not (port.isdigit() and 0 < int(port) <= _LAST_PORT):
+        faults.append(f"MASTER_PORT={port!r} must be a number from 1 to {_LAST_PORT}")
+    if faults:
+        raise SeqplanError(
+            "; ".join(faults) + ".",
+            "Set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank, as torchrun does, or unset all"
+            " four and let seqplan start the ranks.",
+        )
     return True
+
+
+def outer_local_world_size(environment: Mapping[str, str]) -> int:
+    """Ranks of another launcher on this node."""
+    return _number(environment, "LOCAL_WORLD_SIZE") or 1
 
 
 def first_host(nodelist: str) -> str:
