@@ -22,8 +22,11 @@ from seqplan.planner.timing.flops import mean_attention_pairs
 from seqplan.planner.virtual_stages import chunk_counts
 
 FEW_DIVISORS = 10
-"""Up to so many divisors of a replica's batch are all tried as micro-batch sizes; of more, the powers of two
-and those up to 8: sizes in between differ little in speed, and memory is what bounds them."""
+"""Up to so many divisors of a replica's batch are all tried as micro-batch sizes; of more, those up to 8,
+then those at least FARTHER times the one before, and the largest. Sizes between these come in a second
+pass, where one of them may lead (sizes_between.py)."""
+
+FARTHER = 4
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,11 @@ def micro_batch_sizes(global_batch_size: int, dp: int, pins: Pins) -> tuple[int,
     sizes = divisors(global_batch_size // dp)
     if len(sizes) <= FEW_DIVISORS:
         return sizes
-    return tuple(size for size in sizes if size <= 8 or size & (size - 1) == 0)
+    few = [size for size in sizes if size <= 8]
+    for size in sizes[len(few) :]:
+        if size >= FARTHER * few[-1]:
+            few.append(size)
+    return (*few, sizes[-1]) if few[-1] < sizes[-1] else tuple(few)
 
 
 def stage_splits(question: Question, pp: int, pins: Pins) -> list[tuple[int, ...]]:

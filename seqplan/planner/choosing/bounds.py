@@ -16,7 +16,7 @@ import numpy as np
 
 from seqplan.planner.activations import Floats
 from seqplan.planner.choosing.layout_grid import Grid
-from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.choosing.layout_table import Ints, LayoutTable
 from seqplan.planner.question import Question
 from seqplan.planner.time_model import time_table
 from seqplan.planner.timing.pipeline_time import Passes, pipeline_s
@@ -38,14 +38,27 @@ class RowBounds:
 
     def least_s(self, table: LayoutTable) -> Floats:
         """Of each row the least seconds in any order, under the schedule of a table of the same rows."""
-        busy = self.microbatches * (self.passes[0] + self.passes[1])
-        least = busy
-        if self.waits and table.pp > 1:
-            stages, chunks = (self.passes,) * table.pp, table.num_virtual_stages
-            overlap = self.steps_overlap
-            whole = pipeline_s(table.schedule, chunks, self.microbatches, stages, steps_overlap=overlap)
-            least = busy + WAITING_SHARE * np.maximum(whole - busy, 0.0)
-        return np.asarray(least.reshape(-1, least.shape[-1]).min(axis=0))
+        return _least_of_orders(self._busy_s() + self._waiting_s(table))
+
+    def least_between_s(self, table: LayoutTable, smaller: Ints, larger: Ints) -> Floats:
+        """The same of micro-batch sizes between those of two rows that are alike in all else."""
+        return _least_of_orders(self._busy_s()[..., larger] + self._waiting_s(table)[..., smaller])
+
+    def _busy_s(self) -> Floats:
+        return np.asarray(self.microbatches * (self.passes[0] + self.passes[1]))
+
+    def _waiting_s(self, table: LayoutTable) -> Floats:
+        busy = self._busy_s()
+        if not self.waits or table.pp == 1:
+            return np.zeros_like(busy)
+        stages, chunks = (self.passes,) * table.pp, table.num_virtual_stages
+        overlap = self.steps_overlap
+        whole = pipeline_s(table.schedule, chunks, self.microbatches, stages, steps_overlap=overlap)
+        return np.asarray(WAITING_SHARE * np.maximum(whole - busy, 0.0))
+
+
+def _least_of_orders(seconds: Floats) -> Floats:
+    return np.asarray(seconds.reshape(-1, seconds.shape[-1]).min(axis=0))
 
 
 def row_bounds(question: Question, grid: Grid) -> RowBounds:

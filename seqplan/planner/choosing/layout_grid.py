@@ -10,8 +10,9 @@ which, and in how many orders of the mesh the others stand.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -94,8 +95,17 @@ class Grid:
         return replace(self, table=table, weight=weight, orders=orders)
 
 
-def candidate_grids(question: Question, pins: Pins, has: Choices) -> Iterator[Grid]:
-    """Every candidate, a grid for each pipeline (pp, schedule, its longest stage); even ones come first."""
+Sizes = Callable[[int, int, int, int], tuple[int, ...]]
+"""Micro-batch sizes of (pp, dp, tp, sp)."""
+
+
+def candidate_grids(
+    question: Question, pins: Pins, has: Choices, sizes: Sizes | None = None
+) -> Iterator[Grid]:
+    """Every candidate, a grid for each pipeline (pp, schedule, its longest stage); even ones come first.
+
+    `sizes`: instead of the micro-batch sizes of layout_space.py.
+    """
     kernels = [
         KERNELS.index(pins.kernel or best_kernel(question, question.precision, name)) for name in ATTENTIONS
     ]
@@ -103,7 +113,7 @@ def candidate_grids(question: Question, pins: Pins, has: Choices) -> Iterator[Gr
     later = []
     for pp in pipeline_degrees(question, pins):
         ranks = question.gpus // pp
-        rows = _rows(question, ranks, pins, has)
+        rows = _rows(question, ranks, pins, has, None if sizes is None else partial(sizes, pp))
         if not len(rows["dp"]):
             continue
         distinct = tuple(_distinct_rows(orders, pp, rows))
@@ -145,7 +155,13 @@ def candidate_tables(question: Question, pins: Pins, has: Choices) -> Iterator[L
                 yield replace(grid.table.flat(cells), mesh_order=order)
 
 
-def _rows(question: Question, ranks: int, pins: Pins, has: Choices) -> dict[str, Ints]:
+def _rows(
+    question: Question,
+    ranks: int,
+    pins: Pins,
+    has: Choices,
+    sizes: Callable[[int, int, int], tuple[int, ...]] | None,
+) -> dict[str, Ints]:
     """Degrees and batch of one stage's ranks, crossed with attention and tp_sequence_parallel."""
     batch = question.train.global_batch_size
     over_tp: tuple[bool, ...] = has.tp_sequence_parallel
@@ -153,11 +169,12 @@ def _rows(question: Question, ranks: int, pins: Pins, has: Choices) -> dict[str,
         over_tp = (pins.tp_sequence_parallel,)
     rows = []
     for dp, tp, sp in degree_triples(ranks, pins):
+        micros = micro_batch_sizes(batch, dp, pins) if sizes is None else sizes(dp, tp, sp)
+        if not micros:
+            continue
         kinds = attention_options(question, sp, pins, has)
         splits = over_tp if tp > 1 or pins.tp_sequence_parallel is not None else (False,)
-        for micro, (kind, degree), split in itertools.product(
-            micro_batch_sizes(batch, dp, pins), kinds, splits
-        ):
+        for micro, (kind, degree), split in itertools.product(micros, kinds, splits):
             rows.append((dp, tp, sp, micro, ATTENTIONS.index(kind), degree, int(split)))
     names = ("dp", "tp", "sp", "micro_batch_size", "attention", "ulysses_degree", "tp_sequence_parallel")
     columns = dict(zip(names, np.array(rows, dtype=np.int64).reshape(-1, len(names)).T, strict=True))

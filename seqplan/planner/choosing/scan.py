@@ -20,6 +20,7 @@ from seqplan.planner.choosing.bounds import RowBounds, row_bounds
 from seqplan.planner.choosing.layout_grid import Grid, candidate_grids
 from seqplan.planner.choosing.layout_table import RECOMPUTES, Bools, LayoutTable
 from seqplan.planner.choosing.ranking import Leaders
+from seqplan.planner.choosing.sizes_between import SizesBetween
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import Choices
 from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
@@ -70,8 +71,12 @@ class _Scanner:
         self.example = ""
 
     def run(self, pins: Pins, choices: Choices) -> Scan:
+        between = SizesBetween(self.question, pins)
         for grid in candidate_grids(self.question, pins, choices):
-            self._sift(grid)
+            self._sift(grid, between if self.top and between.thinned else None)
+        if (sizes := between.to_try(self.leaders.worst_s)) is not None:
+            for grid in candidate_grids(self.question, pins, choices, sizes):
+                self._sift(self._hopeful(grid))
         if self.over_memory:
             self.fallen["memory"] = (self.over_memory, self.example)
         ranked = sorted(self.fallen.items(), key=lambda item: -item[1][0])
@@ -79,19 +84,43 @@ class _Scanner:
         self.result.best = self.leaders.layouts()
         return self.result
 
-    def _sift(self, grid: Grid) -> None:
+    def _hopeful(self, grid: Grid) -> Grid:
+        """The rows that may still lead."""
+        if not np.isfinite(self.leaders.worst_s):
+            return grid
+        allowed = np.zeros(len(grid.table), dtype=np.bool_)
+        for sieved, _ in sieve_splits(self.question, grid):
+            cells = self._standing(grid, sieved)
+            allowed |= cells.reshape(-1, cells.shape[-1]).any(axis=0)
+        rows = np.flatnonzero(allowed)
+        if len(rows):
+            part = grid.take(rows)
+            rows = rows[row_bounds(self.question, part).least_s(part.table) <= self.leaders.worst_s]
+        return grid.take(rows)
+
+    def _sift(self, grid: Grid, between: SizesBetween | None = None) -> None:
         """Legality of one grid in all its splits; what stands is costed chunk by chunk."""
+        if not len(grid.table):
+            return
+        if between is not None:
+            between.saw(grid)
         for sieved, splits in sieve_splits(self.question, grid):
             for each in splits:
                 self.result.candidates += each.count(True)
                 self.result.legal += each.count(sieved.runnable)
                 self.result.costable += each.count(sieved.costable)
                 self._fell(each, sieved)
-            standing = sieved.runnable if self.runnable_only else sieved.costable
-            cells = np.asarray(standing & (grid.weight > 0))
-            legal = cells.reshape(-1, cells.shape[-1]).any(axis=0)
+            cells = self._standing(grid, sieved)
+            legal = np.asarray(cells.reshape(-1, cells.shape[-1]).any(axis=0))
             for chosen in row_chunks(grid.table, np.flatnonzero(legal)):
-                self._cost([each.take(chosen) for each in splits], cells[..., chosen])
+                fitted = self._cost([each.take(chosen) for each in splits], cells[..., chosen])
+                if between is not None:
+                    between.judged(grid, chosen, fitted)
+
+    def _standing(self, grid: Grid, sieved: Sieve) -> Bools:
+        """Candidates that break no rule that counts here."""
+        standing = sieved.runnable if self.runnable_only else sieved.costable
+        return np.asarray(standing & (grid.weight > 0))
 
     def _fell(self, grid: Grid, sieved: Sieve) -> None:
         for rule, cells in sieved.fell_to:
@@ -102,12 +131,17 @@ class _Scanner:
             text = text or rule.message(self.question, grid.example(cells).row(0))
             self.fallen[rule.name] = (count + number, text)
 
-    def _cost(self, splits: list[Grid], standing: Bools) -> None:
-        """Memory of the cells that stand, and the time of those that fit and may still lead."""
+    def _cost(self, splits: list[Grid], standing: Bools) -> Bools:
+        """Memory of the cells that stand, and the time of those that fit and may still lead.
+
+        Returns the rows of which any cell fits.
+        """
         shared = StageMemories(self.question, splits[0].table)
         bounds: RowBounds | None = None
+        fitted = np.zeros(len(splits[0].table), dtype=np.bool_)
         for grid in splits:
             fits = self._fitting(grid, standing, shared)
+            fitted |= fits.any(axis=(0, 1))
             if not self.top or not fits.any():
                 continue
             if np.isfinite(self.leaders.worst_s):
@@ -115,6 +149,7 @@ class _Scanner:
                 fits &= bounds.least_s(grid.table) <= self.leaders.worst_s
             if fits.any():
                 lead(self.question, self.leaders, grid, fits)
+        return fitted
 
     def _fitting(self, grid: Grid, standing: Bools, shared: StageMemories) -> Bools:
         """Which of the cells that stand fit; they are counted, and the nearest miss is kept."""
