@@ -246,6 +246,8 @@ def test_a_file_that_is_no_run_is_refused_in_one_line(tmp_path: Path, changed: l
     [
         (4, "step_time_s", math.nan, "line 4: step_time_s = nan must be a finite number above 0"),
         (3, "step_time_s", -1.0, "line 3: step_time_s = -1.0 must be a finite number above 0"),
+        (3, "step_time_s", 1e308, "line 3: step_time_s = 1e+308 is no time of a training step"),
+        (3, "step_time_s", 1e-300, "line 3: step_time_s = 1e-300 is no time of a training step"),
         (5, "step_time_s", None, "line 5: step_time_s = None must be a number"),
         (5, "step", 2, "line 5: step 2 follows step 4; steps must rise"),
         (2, "step", "2", "line 2: step = '2' must be a whole number"),
@@ -255,6 +257,13 @@ def test_a_line_that_cannot_be_is_named(tmp_path: Path, step: int, field: str, v
     lines = whole_run()
     lines[step - 1][field] = value
     check_refused(calibrated.write_lines(tmp_path / "metrics.jsonl", lines), says)
+
+
+def test_a_header_whose_layout_is_of_other_gpus_is_refused(tmp_path: Path) -> None:
+    lines = whole_run()
+    lines[0]["run"]["gpus"] = 16
+    path = calibrated.write_lines(tmp_path / "metrics.jsonl", lines)
+    check_refused(path, "gpus = 16, and its layout dp8,pp1,tp1,sp1 has 8 ranks")
 
 
 def test_a_run_without_timed_steps_is_refused(tmp_path: Path) -> None:

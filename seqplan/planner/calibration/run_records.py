@@ -27,6 +27,9 @@ from seqplan.planner.validation import validate_spec
 
 SCHEMA = "seqplan-run/1"
 
+LEAST_STEP_S, MOST_STEP_S = 1e-6, 1e6
+"""Of one training step: a kernel's launch takes longer, and no run waits eleven days for one step."""
+
 LARGEST_FILE_BYTES = 2**28
 """A line a step: hundreds of bytes each, so a million steps."""
 
@@ -98,7 +101,14 @@ def _header(first: dict[str, Any], path: Path) -> RunHeader:
         )
     if run.get("schema") != SCHEMA:
         raise SeqplanError(f"{path}: its run has the schema {run.get('schema')!r}, not {SCHEMA!r}.")
-    return validate_spec(RunHeader, run, f"{path}, run")
+    header = validate_spec(RunHeader, run, f"{path}, run")
+    if header.layout.world_size != header.gpus:
+        raise SeqplanError(
+            f"{path}, run: gpus = {header.gpus}, and its layout {header.layout.degrees_text} has "
+            f"{header.layout.world_size} ranks.",
+            "Give the metrics.jsonl of a run as it was written.",
+        )
+    return header
 
 
 def _step(row: dict[str, Any], where: str) -> tuple[int, float]:
@@ -109,4 +119,9 @@ def _step(row: dict[str, Any], where: str) -> tuple[int, float]:
         raise SeqplanError(f"{where}: step_time_s = {seconds!r} must be a number.")
     if not math.isfinite(seconds) or seconds <= 0:
         raise SeqplanError(f"{where}: step_time_s = {seconds!r} must be a finite number above 0.")
+    if not LEAST_STEP_S <= seconds <= MOST_STEP_S:
+        raise SeqplanError(
+            f"{where}: step_time_s = {seconds!r} is no time of a training step.",
+            f"Seconds are meant, from {LEAST_STEP_S:g} to {MOST_STEP_S:g}.",
+        )
     return step, float(seconds)
