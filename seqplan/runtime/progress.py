@@ -90,7 +90,8 @@ def summary_table(summary: RunSummary) -> Table:
     """Planned beside measured, a row a stage: its fullest rank and its slowest rank's median step."""
     measured_by = {
         "allocated": "memory: most bytes that the GPU's allocator held for tensors",
-        "tensors": "memory: most bytes of live tensors during one step",
+        "tensors": "memory: most bytes of live tensors during one step (gloo lets go of\nwhat it has sent "
+        "late: some MiB more with tp, and with zero 2 or 3)",
     }
     other = f"\nstep: planned for {summary.planned_for}, not for this device" if summary.planned_for else ""
     table = Table(
