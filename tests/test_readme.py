@@ -10,11 +10,13 @@ import pytest
 import typer
 import yaml
 
-from seqplan import profiles
+from seqplan import profiles, render
 from seqplan.cli import app
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.question import Pins
 from seqplan.planner.rules.model_features import missing_features
+from seqplan.runtime.metrics import RunSummary, StageSummary
+from seqplan.runtime.progress import summary_table
 from tests import grid, readme
 from tests.command_line import Seqplan, runner
 
@@ -65,6 +67,47 @@ def test_the_rows_of_the_table_are_found() -> None:
     assert len(readme.limits_rows()) == section.count("\n| ") - 1, "each row but the head has its command"
     (example,) = re.findall(r"^seqplan (limits .*)$", section, re.MULTILINE)
     assert any(example.endswith(f"{row.flags}") for row in readme.limits_rows())
+
+
+SIZES = {"MiB": 2.0**20, "GiB": 2.0**30, "ms": 1e-3, "s": 1.0}
+
+
+def test_the_demos_end_is_laid_out_as_run_prints_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures are one run's, so they are put into today's table; the ratios must follow from them."""
+    (block,) = re.findall(r"^```\n( +\d+ steps, loss .*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    steps, first, last = re.findall(r"(\d+) steps, loss ([\d.]+) to ([\d.]+)", block)[0]
+    stages = []
+    for cells in (line.split("\u2502")[1:-1] for line in block.splitlines() if "\u2502" in line):
+        number, *figures = [cell.split() for cell in cells]
+        planned, measured, _, planned_s, measured_s, _ = [
+            float(figure[0]) * SIZES[figure[1]] if len(figure) == 2 else 0.0 for figure in figures
+        ]
+        stages.append(
+            StageSummary(
+                stage=int(number[0]),
+                planned_memory_bytes=planned,
+                measured_memory_bytes=round(measured),
+                planned_step_time_s=planned_s,
+                measured_step_time_s=measured_s,
+            )
+        )
+    assert len(stages) == 2
+    summary = RunSummary(
+        steps=int(steps),
+        first_loss=float(first),
+        last_loss=float(last),
+        tokens_per_s=None,
+        mfu=None,
+        memory_kind="tensors",
+        stages=tuple(stages),
+        output_dir="demo-run",
+    )
+    monkeypatch.setenv("COLUMNS", readme.WIDTH)
+    capsys.readouterr()
+    render.show([summary_table(summary)])
+    assert capsys.readouterr().out == block, "run make demo and show its end"
 
 
 def test_the_grid_has_as_many_points_as_the_architecture_says() -> None:
