@@ -190,6 +190,20 @@ class TextData(Data):
         super().__init__(part, -(-usable // part.seq_len), masked, seed)
         self.mask_token = specials.mask
 
+    def shortage(self) -> str | None:
+        """What to say of a text with fewer distinct samples than one step takes."""
+        seq_len, batch, samples = self.part.seq_len, self.part.global_batch_size, self.order.num_samples
+        if samples >= batch:
+            return None
+        if len(self.tokens) < self._sample_tokens:
+            given = f"the data's {len(self.tokens)} tokens do not fill one sequence of seq_len={seq_len}: it"
+            return f"{given} is padded, and the same in all {batch} rows of every step; give more text."
+        plural = "sequence" if samples == 1 else "sequences"
+        return (
+            f"the data gives {samples} distinct {plural} of seq_len={seq_len}, and a step takes"
+            f" global_batch_size={batch}: it repeats some; give more text."
+        )
+
     def _start(self, step: int, row: int) -> int:
         start = self.order.sample(step, row) * self.part.seq_len
         return max(0, min(start, len(self.tokens) - self._sample_tokens))

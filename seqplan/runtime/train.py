@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import sys
 import time
 from datetime import timedelta
 from functools import partial
@@ -48,9 +49,12 @@ def train(
     _check_same_data(files)
     trainer = (make_trainer or build_trainer)(plan, device, options)
     limit_all_groups(timeout)
-    loop = _Loop(trainer, text_data(plan, files, options, trainer.mesh), options, device)
+    data = text_data(plan, files, options, trainer.mesh)
+    loop = _Loop(trainer, data, options, device)
     summary = None
     if dist.get_rank() == 0:
+        if shortage := data.shortage():
+            print(f"warning: {shortage}", file=sys.stderr, flush=True)
         with Reporter(plan, options, device) as reporter:
             loop.run(reporter)
             summary = reporter.finish(loop.gather())

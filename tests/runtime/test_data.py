@@ -167,6 +167,25 @@ def test_a_text_shorter_than_a_sample_is_padded(tmp_path: Path, masked: bool) ->
             assert torch.equal(micro_batch.labels != IGNORED_LABEL, has_next)
 
 
+DISTINCT = "the data gives {} of seq_len=24, and a step takes global_batch_size=8: it repeats some"
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [  # a file of `size` bytes and its end: size + 1 tokens, of which each but the first can be a label
+        (9, "the data's 10 tokens do not fill one sequence of seq_len=24: it is padded, and the same in "),
+        (24, DISTINCT.format("1 distinct sequence")),
+        (25, DISTINCT.format("2 distinct sequences")),
+        (24 * 7, DISTINCT.format("7 distinct sequences")),
+        (24 * 7 + 1, None),
+    ],
+)
+def test_a_text_of_too_few_samples_is_told(tmp_path: Path, size: int, says: str | None) -> None:
+    (tmp_path / "short.txt").write_bytes(TEXT[:size].replace(b"\0", b"\1"))
+    said = text_data(TextFiles.find([tmp_path]), part_of(1, 1, BATCH, True), masked=False).shortage()
+    assert (said is None) if says is None else (said is not None and said.startswith(says)), said
+
+
 def test_synthetic_padding_gives_unequal_counts() -> None:
     part = BatchPart(SEQ_LEN, 4, 2, causal=True)
     data = SyntheticData(part, vocab_size=50, masked=False, seed=0, length=lambda row: 24 if row < 2 else row)

@@ -89,9 +89,7 @@ def test_too_few_ranks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_rank_0_did_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started(monkeypatch, rank=1, world_size=2)
-    with pytest.raises(
-        FailedError, match=r"^Rank 1 did not reach rank 0 at localhost:\d+ within timeout"
-    ):
+    with pytest.raises(FailedError, match=r"^Rank 1 did not reach rank 0 at localhost:\d+ within timeout"):
         fake_run("well", 2, tmp_path, timeout_s=1.0)
 
 
@@ -99,9 +97,7 @@ def test_a_port_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         started(monkeypatch, rank=0, world_size=2, port=port)
-        with pytest.raises(
-            SeqplanError, match=rf"^Rank 0 cannot open localhost:{port}: the port is in"
-        ):
+        with pytest.raises(SeqplanError, match=rf"^Rank 0 cannot open localhost:{port}: the port is in"):
             fake_run("well", 2, tmp_path, timeout_s=1.0)
 
 

@@ -78,7 +78,13 @@ def test_a_reason_that_cannot_be_written_down_is_said(
 
 @pytest.mark.ranks
 @pytest.mark.timeout(120)
-def test_it_ends_the_run_with_all_ranks(tmp_path: Path) -> None:
+def test_it_ends_the_run_with_all_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("short")
     with pytest.raises(FailedError, match=r"^rank 0: \S+metrics\.jsonl cannot be written \(No such file"):
         fake_run("unlisted", 2, tmp_path)
     assert_gone(ranks_of(tmp_path))
+    # And a text shorter than a sequence (5 bytes and the end of the file) is told, by one rank.
+    assert (
+        capfd.readouterr().err.count("warning: the data's 6 tokens do not fill one sequence of seq_len=16")
+        == 1
+    )
