@@ -139,7 +139,9 @@ def logits(model: ModelSpec, weights: dict[str, Tensor], tokens_BL: Tensor, vali
     """[B, L, vocabulary]."""
     x = weights["embedding.tokens.weight"][tokens_BL]
     if model.position == "learned":
-        x = x + weights["embedding.positions.weight"][: tokens_BL.shape[1]]
+        # OPT and RoBERTa: rows beyond the longest sequence stand first, and no position has them.
+        first = model.position_rows - (model.max_position_embeddings or model.position_rows)
+        x = x + weights["embedding.positions.weight"][first : first + tokens_BL.shape[1]]
     if model.token_types:
         x = x + weights["embedding.token_types.weight"][0]
     if model.embedding_norm:

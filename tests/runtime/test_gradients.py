@@ -37,11 +37,19 @@ def qwen_like() -> ModelSpec:
     return parity.decoder(num_layers=2, qk_norm="per_head", qkv_bias=True)
 
 
+def unusual() -> ModelSpec:
+    """A scale of the scores that is not the usual one, positions that begin at row 2, an embedding norm."""
+    return parity.gpt2_like(
+        num_layers=2, attention_scale=0.3, position_rows=66, max_position_embeddings=64, embedding_norm=True
+    )
+
+
 MODELS = {
     "decoder": parity.decoder,
     "encoder": parity.encoder,
     "gpt2": parity.gpt2_like,
     "qwen": qwen_like,
+    "unusual": unusual,
 }
 
 Case = tuple[tuple[int, int, int, int], dict[str, Any]]
@@ -150,6 +158,11 @@ def test_without_padding() -> None:
     # Such a batch carries no mask at all.
     check(2, "decoder", [((1, 1, 1, 2), {}), ((1, 2, 1, 1), {})], padded=False)
     check(2, "encoder", [((1, 1, 1, 2), {}), ((2, 1, 1, 1), {})], padded=False)
+
+
+def test_what_few_decoders_have() -> None:
+    cases: list[Case] = [((1, 1, 1, 2), {"attention": attention}) for attention in ("ring", "rsa")]
+    check(2, "unusual", [*cases, ((1, 1, 2, 1), {})])
 
 
 def bf16_step(rank: int, world_size: int, zero_stage: int) -> tuple[float, float, float]:

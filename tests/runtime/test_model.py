@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ranks
 ROWS, SEQ_LEN, SEED = 4, 24, 5
 RELATIVE = 1e-9
 FLOAT32_INSIDE = 1e-5
-"""transformers computes RMSNorm and rotations in float32 whatever the model's dtype."""
+"""transformers computes RMSNorm, rotations and the softmax of OPT in float32 whatever the model's dtype."""
 
 LAYER = {
     "llama": {
@@ -47,6 +47,16 @@ LAYER = {
         "mlp.up": "mlp.c_fc",
         "mlp.down": "mlp.c_proj",
     },
+    "opt": {
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.output": "self_attn.out_proj",
+        "attention_norm": "self_attn_layer_norm",
+        "mlp_norm": "final_layer_norm",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+    },
     "bert": {
         "attention.query": "attention.self.query",
         "attention.key": "attention.self.key",
@@ -65,6 +75,11 @@ ENDS = {
         "embedding.positions": "transformer.wpe",
         "final_norm": "transformer.ln_f",
     },
+    "opt": {
+        "embedding.tokens": "model.decoder.embed_tokens",
+        "embedding.positions": "model.decoder.embed_positions",
+        "final_norm": "model.decoder.final_layer_norm",
+    },
     "bert": {
         "embedding.tokens": "bert.embeddings.word_embeddings",
         "embedding.positions": "bert.embeddings.position_embeddings",
@@ -75,7 +90,12 @@ ENDS = {
         "head": "cls.predictions",
     },
 }
-LAYERS_AT = {"llama": "model.layers", "gpt2": "transformer.h", "bert": "bert.encoder.layer"}
+LAYERS_AT = {
+    "llama": "model.layers",
+    "gpt2": "transformer.h",
+    "opt": "model.decoder.layers",
+    "bert": "bert.encoder.layer",
+}
 
 
 def specs() -> dict[str, ModelSpec]:
@@ -94,6 +114,9 @@ def specs() -> dict[str, ModelSpec]:
         "qwen3": parity.decoder(**grouped, qk_norm="per_head"),
         "qwen2": parity.decoder(**grouped, qkv_bias=True, head_dim=2),
         "gpt2": parity.gpt2_like(**few, head_dim=2, num_attention_heads=12, num_kv_heads=12),
+        "opt": parity.gpt2_like(  # whose first position is row 2 of the table
+            **few, head_dim=2, num_attention_heads=12, num_kv_heads=12, activation="relu", position_rows=66
+        ),
         "bert": parity.encoder(**few, head_dim=2, num_attention_heads=12, num_kv_heads=12),
     }
 
@@ -118,6 +141,14 @@ def hf_model(name: str, spec: ModelSpec) -> Any:
         "num_attention_heads": spec.num_attention_heads,
         "attn_implementation": "eager",
     }
+    if name == "opt":
+        config = hf.OPTConfig(
+            vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, num_hidden_layers=spec.num_layers,
+            ffn_dim=spec.ffn_hidden_size, num_attention_heads=spec.num_attention_heads,
+            max_position_embeddings=spec.max_position_embeddings, word_embed_proj_dim=spec.hidden_size,
+            dropout=0.0, attention_dropout=0.0, layerdrop=0.0, attn_implementation="eager",
+        )  # fmt: skip
+        return hf.OPTForCausalLM(config).double()
     if name == "bert":
         config = hf.BertConfig(
             **shared, max_position_embeddings=spec.position_rows, layer_norm_eps=spec.norm_eps,
@@ -145,7 +176,7 @@ def hf_model(name: str, spec: ModelSpec) -> Any:
 
 def hf_tensors(name: str, spec: ModelSpec, model: Any, grads: bool) -> dict[str, Tensor]:
     """transformers' weights (or their gradients) under our names and in our shapes; views where possible."""
-    family = {"gpt2": "gpt2", "bert": "bert"}.get(name, "llama")
+    family = {"gpt2": "gpt2", "opt": "opt", "bert": "bert"}.get(name, "llama")
     theirs: dict[str, Tensor] = dict(model.named_parameters())
 
     def get(key: str) -> Tensor:
