@@ -91,6 +91,7 @@ def times_table(source: ComparedSource) -> Group | None:
             f"{row.published_step_s:,.3f}",
             f"{row.predicted_step_s:,.3f}",
             f"{100 * row.time_error:+.1f} %",
+            "yes" if row.time_fitted else "",
         ]
         for row in source.rows
         if row.published_step_s is not None
@@ -99,7 +100,7 @@ def times_table(source: ComparedSource) -> Group | None:
     ]
     if not lines:
         return None
-    columns = ["row", "layout", "published", "predicted", "error"]
+    columns = ["row", "layout", "published", "predicted", "error", "fitted"]
     return table("Seconds a step, published and predicted", columns, lines, left=("row", "layout"))
 
 

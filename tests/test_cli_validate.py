@@ -100,6 +100,7 @@ def test_validate_shows_the_rows_of_one_source(seqplan: Seqplan) -> None:
     rows = [line.split() for line in done.out.splitlines() if line.startswith(("tp ", "sp "))]
     assert len(rows) == 16 + 15  # memory of all rows, time of those that ran
     assert rows[1][:6] == ["tp", "2", "dp1,pp8,tp2,sp1", "mbs16", "512", "9.30"]
+    assert sum(row[-1] == "yes" for row in rows[16:]) == 7  # every second of those timed set constants
     out_of_memory = next(row for row in rows if "memory" in row)
     assert out_of_memory[-1] == "yes"
 
