@@ -1,1 +1,1 @@
-"""The parts of launch.py: nodes, ranks, who failed first, whether the host has the memory."""
+"""The parts of launch.py: nodes, ranks, how they meet, signals, who failed first, whether memory suffices."""
