@@ -104,9 +104,7 @@ def test_a_hang_ends_at_the_timeout_and_names_the_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert fake_run("hanging", RANKS, tmp_path, timeout_s=TIMEOUT_S).exit_code == 1
-    hung_s = (
-        (tmp_path / "metrics.jsonl").stat().st_mtime
-    )  # the last step before it
+    hung_s = (tmp_path / "metrics.jsonl").stat().st_mtime  # the last step before it
     assert time.time() - hung_s < TIMEOUT_S + STOPPED_WITHIN_S
     said = capfd.readouterr().err
     assert "rank 0 of 2 waited timeout_s=5 s for another rank in vain" in said
