@@ -22,7 +22,7 @@ from seqplan.planner.choosing.layout_table import LayoutTable, from_layout
 from seqplan.planner.layout import Layout
 from seqplan.planner.memory.model_states import head_stage
 from seqplan.planner.memory.stage_inventory import Inventory
-from seqplan.planner.memory.stage_moments import Case, stage_cases
+from seqplan.planner.memory.stage_moments import Moment, stage_cases
 from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS, MemoryEstimate, StageMemory
 from seqplan.planner.virtual_stages import chunk_layers, layers_in_flight
@@ -70,7 +70,7 @@ def stages_that_can_be_worst(table: LayoutTable) -> list[int]:
     return sorted(stages)
 
 
-def _case_total(case: Case) -> Any:
+def _case_total(case: Moment) -> Any:
     total: Any = 0.0
     for count, bundle in case:
         if bundle.by_kind:
@@ -78,7 +78,7 @@ def _case_total(case: Case) -> Any:
     return total
 
 
-def _case_by_kind(case: Case, size: int) -> dict[str, Floats]:
+def _case_by_kind(case: Moment, size: int) -> dict[str, Floats]:
     totals = {kind: np.zeros(size) for kind in MEMORY_KINDS}
     for count, bundle in case:
         for kind, value in bundle.by_kind.items():
@@ -91,7 +91,7 @@ class MemoryTable:
     """Memory of the worst evaluated stage, for every row of a LayoutTable."""
 
     stages: tuple[int, ...]
-    cases: tuple[tuple[int, str, Case], ...]
+    cases: tuple[tuple[int, str, Moment], ...]
     """(stage, moment, bundles) of everything evaluated."""
     stage_allocated: tuple[Floats, ...]
     """Allocated bytes of each evaluated stage."""
@@ -133,7 +133,7 @@ def memory_table(question: Question, table: LayoutTable, every_stage: bool = Fal
     """Peak memory of every row; `every_stage` evaluates also stages that cannot be the worst."""
     inventory = Inventory(question, table)
     stages = list(range(table.pp)) if every_stage else stages_that_can_be_worst(table)
-    cases: list[tuple[int, str, Case]] = []
+    cases: list[tuple[int, str, Moment]] = []
     totals: list[Floats] = []
     stage_allocated: list[Floats] = []
     for stage in stages:

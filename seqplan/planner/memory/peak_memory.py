@@ -9,6 +9,7 @@ Which moment it was is not kept: `memory_estimate` says that of the few layouts 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any
@@ -18,9 +19,10 @@ from numpy.typing import NDArray
 
 from seqplan.planner.activations import Floats
 from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.memory.bundle import Bundle
 from seqplan.planner.memory.model_states import head_stage
-from seqplan.planner.memory.stage_inventory import Bundle, Inventory
-from seqplan.planner.memory.stage_moments import Case, stage_cases
+from seqplan.planner.memory.stage_inventory import Inventory
+from seqplan.planner.memory.stage_moments import Case, Conditional, Moment, stage_cases
 from seqplan.planner.memory_model import (
     micro_batches_in_flight,
     overhead_bytes,
@@ -86,19 +88,31 @@ def peak_memory(question: Question, table: LayoutTable, shared: StageMemories | 
     return PeakMemory(tuple(stages), tuple(allocated), overhead, limit)
 
 
-def _largest(cases: Any, shape: tuple[int, ...]) -> Floats:
+def _largest(moments: Iterable[Moment], shape: tuple[int, ...]) -> Floats:
     """The largest of the moments' sums, cell by cell."""
     sums = _Sums()
     largest, scratch = np.zeros(shape), np.empty(shape)
-    for case in cases:
+    for moment in moments:
+        condition, case = _unconditional(moment)
         parts = sums.of(case)
         if len(parts) == 1:
             total = parts[0]
         else:
             rest = reduce(np.add, parts[:-1])
             total = np.add(rest, parts[-1], out=scratch)
+        if condition is not None:
+            total = total * condition
         np.maximum(largest, total, out=largest)
     return largest
+
+
+def _unconditional(moment: Moment) -> tuple[Any, Case]:
+    """Its condition, None for always; and the moment without."""
+    condition: Any = None
+    while isinstance(moment, Conditional):
+        condition = moment.condition if condition is None else condition * moment.condition
+        moment = moment.moment
+    return condition, moment
 
 
 Sum = dict[tuple[int, ...], Any]

@@ -8,70 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from seqplan.planner.activations import (
     Floats,
-    Moment,
     Part,
     RecomputeMode,
     TensorRow,
     add_by_kind,
     layer_bytes,
-    sum_by_kind,
-    total_bytes,
 )
 from seqplan.planner.choosing.layout_table import LayoutTable
+from seqplan.planner.memory.bundle import EMPTY, Bundle
 from seqplan.planner.memory.gradient_buckets import GradientBuckets
 from seqplan.planner.memory.heads_exchange import with_heads_exchange
-from seqplan.planner.memory.model_states import STAGE_SYMBOLS, rank_parameters
+from seqplan.planner.memory.model_states import rank_parameters
 from seqplan.planner.memory.symbols import layout_values
+from seqplan.planner.memory.working_rows import WorkingRows
 from seqplan.planner.question import Question
-
-MOMENTS: tuple[Moment, ...] = get_args(Moment)
-
-STEP_SYMBOLS = frozenset(("first_backward", "last_backward"))
-"""Where in a step a backward stands."""
 
 LOGITS_CHUNK_BYTES = 2**26
 """Logits of a chunk and what their loss makes of them: assumed, 16 Mi elements in fp32."""
-
-
-class Bundle:
-    """Bytes by kind of tensors that come and go together; each a number or a column."""
-
-    def __init__(self, by_kind: dict[str, Any]) -> None:
-        self.by_kind = by_kind
-
-    @cached_property
-    def total(self) -> Any:
-        return total_bytes(self.by_kind)
-
-    def plus(self, other: Bundle, times: Any = 1) -> Bundle:
-        """This bundle and `times` the other."""
-        by_kind = dict(self.by_kind)
-        for kind, value in other.by_kind.items():
-            by_kind[kind] = by_kind.get(kind, 0.0) + times * value
-        return Bundle(by_kind)
-
-    def times(self, count: Any) -> Bundle:
-        return Bundle({kind: count * value for kind, value in self.by_kind.items()})
-
-
-EMPTY = Bundle({})
-
-
-def larger(one: Bundle, other: Bundle) -> Bundle:
-    """Element by element the one with more bytes in all."""
-    wins = np.asarray(one.total) >= np.asarray(other.total)
-    if wins.all():
-        return one
-    kinds = (*one.by_kind, *(kind for kind in other.by_kind if kind not in one.by_kind))
-    return Bundle(
-        {kind: np.where(wins, one.by_kind.get(kind, 0.0), other.by_kind.get(kind, 0.0)) for kind in kinds}
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +98,7 @@ class Inventory:
         in_buckets = any("Pb" in row.names for row in self.trainer.working)
         self._buckets = GradientBuckets(question, table) if in_buckets else None
         self._parts: dict[tuple[Part, ...], Bundle] = {}
+        self._working = WorkingRows(self.trainer.working, self.values, self._of_parts, self._in_chunks)
 
     def first_backwards(self, in_flight: Floats, layers: int) -> Any:
         """1 where a stage's moments are those of a step's first backward, which finds no gradients.
@@ -176,6 +136,7 @@ class Inventory:
             early = early + values["V"] * values["E"]
         late = np.where(sharded, own["Pe"], own["Pe"] - early)
         micro_batch = Bundle(add_by_kind(self.trainer.micro_batch, values))
+        working = self._working.of(values)
         return StageBundles(
             has_embedding=bool(own["first"]),
             has_head=has_head,
@@ -195,8 +156,8 @@ class Inventory:
             micro_batch=micro_batch,
             inputs=micro_batch.plus(self._embedding) if own["first"] else micro_batch,
             head=self._head if has_head else EMPTY,
-            working=self._working(values),
-            later_working=self._working(later) if np.any(first_backward) else {},
+            working=working,
+            later_working=self._working.later(working, later) if np.any(first_backward) else {},
             # Interleaved: the head's backward follows its forward, while the other chunks wait.
             head_waits=self.table.schedule != "interleaved",
         )
@@ -255,39 +216,6 @@ class Inventory:
         if not self.chunked_head or "logits" not in by_kind:
             return by_kind
         return {**by_kind, "logits": np.minimum(by_kind["logits"], LOGITS_CHUNK_BYTES)}
-
-    @cached_property
-    def _working_of_every_stage(self) -> list[Any]:
-        """Bytes of each working row that no stage's own symbol enters; None of the others."""
-        return [
-            None if row.names & (STAGE_SYMBOLS | STEP_SYMBOLS) else row.size_bytes(self.values)
-            for row in self.trainer.working
-        ]
-
-    def _working(self, values: dict[str, Any]) -> dict[str, Bundle]:
-        """The working rows alive at each moment, each row sized once."""
-        rows = list(zip(self.trainer.working, self._working_of_every_stage, strict=True))
-        sizes = [(row, row.size_bytes(values) if size is None else size) for row, size in rows]
-        sizes = [(row, size) for row, size in sizes if np.any(size)]
-        working: dict[str, Bundle] = {
-            moment: Bundle(
-                self._in_chunks(sum_by_kind((row.kind, size) for row, size in sizes if moment in row.at))
-            )
-            for moment in MOMENTS
-        }
-        # The backward of a part has two heights, that of its middle and that of its input; all else is equal.
-        middles: tuple[tuple[Moment, Moment, Part], ...] = (
-            ("mlp_backward", "up_backward", "mlp_inner"),
-            ("attention_backward", "qkv_backward", "attention_inner"),
-        )
-        for moment, later, inner in middles:
-            if working[later].by_kind:
-                gone = working[later].plus(self._of_parts(inner), -1.0)
-                working[moment] = larger(working[moment], gone)
-        # rsa's forward has two turns of the ring, with keys and then with values.
-        if working["values_forward"].by_kind:
-            working["attention_forward"] = larger(working["attention_forward"], working["values_forward"])
-        return working
 
 
 def _split_gradients(by_kind: dict[str, Any]) -> tuple[Bundle, Bundle]:

@@ -6,20 +6,35 @@ of a backward when all gradients exist, or the optimizer. memory_model.py takes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from seqplan.planner.activations import Floats
-from seqplan.planner.memory.stage_inventory import Bundle, StageBundles
+from seqplan.planner.memory.bundle import Bundle
+from seqplan.planner.memory.stage_inventory import StageBundles
 
 Case = list[tuple[Any, Bundle]]
 """One moment of a step: bundles with how many times each is there."""
 
 
+class Conditional:
+    """A moment where a condition is 1, and none where it is 0; the sum is taken once for both."""
+
+    def __init__(self, condition: Any, moment: Moment) -> None:
+        self.condition, self.moment = condition, moment
+
+    def __iter__(self) -> Iterator[tuple[Any, Bundle]]:
+        return ((self.condition * count, bundle) for count, bundle in self.moment)
+
+
+Moment = Case | Conditional
+
+
 def stage_cases(
     bundles: StageBundles, in_flight: Floats, num_microbatches: Any, first_backward: Any
-) -> dict[str, Case]:
+) -> dict[str, Moment]:
     """Every moment at which this stage's rank may be fullest.
 
     `first_backward`: 1 where the fullest backward with all others in flight is a step's first, so that no
@@ -34,7 +49,7 @@ def stage_cases(
         again = first_backward * (num_microbatches > 1)
         waiting = np.minimum(others, np.maximum(num_microbatches - 2.0, 0.0))
         later = _backward_cases(b, b.later_working, waiting, 0)
-        cases |= {"later " + name: _where(again, case) for name, case in later.items()}
+        cases |= {"later " + name: Conditional(again, case) for name, case in later.items()}
     if b.num_layers > 0 and b.working["summing"].by_kind:
         # The step's last backward, when no other micro-batch waits: all layers but the first have gone.
         last: Case = [(one, bundle) for bundle in (b.states, b.gradients, b.inputs, b.layer)]
@@ -43,9 +58,9 @@ def stage_cases(
         filled = layers_of_a_bucket(b)
         buckets = (filled > 0) & (filled < b.num_layers)
         rest: Case = [(-one, b.layer_mlp), (one, b.working["attention_backward"])]
-        cases["last mlp_backward"] = _where(buckets, [*last, (one, b.working["mlp_backward"])])
+        cases["last mlp_backward"] = Conditional(buckets, [*last, (one, b.working["mlp_backward"])])
         within = (filled > 0) & (b.working["summing"].total <= b.early_gradients.total)  # of a single layer
-        cases["last attention_backward"] = _where(buckets | within, [*last, *rest])
+        cases["last attention_backward"] = Conditional(buckets | within, [*last, *rest])
     if b.num_layers > 0 and b.working["summed"].by_kind:
         only = first_backward * (num_microbatches <= 1)
         summing: Case = [
@@ -56,11 +71,13 @@ def stage_cases(
             (one, b.working["attention_backward"]),
             (one, b.working["summed"]),
         ]
-        cases["last attention_backward, summed"] = _where(b.working["summed"].total > 0, summing)
+        cases["last attention_backward, summed"] = Conditional(b.working["summed"].total > 0, summing)
     if b.has_embedding and b.working["embedding_summed"].by_kind:
         summed: Case = [(one, b.states), (one, b.gradients), (one, b.inputs)]
         summed += [(one, b.working["embedding_backward"]), (one, b.working["embedding_summed"])]
-        cases["last embedding_backward, summed"] = _where(b.working["embedding_summed"].total > 0, summed)
+        cases["last embedding_backward, summed"] = Conditional(
+            b.working["embedding_summed"].total > 0, summed
+        )
     cases["gradient_sum"] = [(one, b.states), (one, b.gradients), (one, b.working["gradient_sum"])]
     cases["optimizer"] = [(one, b.states), (one, b.gradients), (one, b.working["optimizer"])]
     return cases
@@ -68,14 +85,14 @@ def stage_cases(
 
 def _backward_cases(
     b: StageBundles, working: dict[str, Bundle], others: Any, missing: Any
-) -> dict[str, Case]:
+) -> dict[str, Moment]:
     """The moments of one micro-batch, from its forward to the end of its backward, while `others` wait.
 
     `missing`: 1 where it is the first to come to its backward, so that gradients come as it makes them.
     """
     one: Any = 1
     found = one - missing
-    cases: dict[str, Case] = {}
+    cases: dict[str, Moment] = {}
     base: Case = [(one, b.states), (found, b.gradients), (others, b.kept), (one, b.inputs)]
     if working["forward_gather"].by_kind:
         cases["forward_gather"] = [*base, (one, working["forward_gather"])]
@@ -97,9 +114,10 @@ def _backward_cases(
         end += [(one, working["reduction"]), (one, working["end"])]
     if b.num_layers > 0:
         first_layer: Case = [*end, *late, (one, b.layer)]
-        cases["end mlp_backward"] = [*first_layer, (one, working["mlp_backward"])]
+        first_mlp: Case = [*first_layer, (one, working["mlp_backward"])]
         if b.num_layers == 1:
-            cases["end mlp_backward"].append((one, working["last_mlp_backward"]))
+            first_mlp.append((one, working["last_mlp_backward"]))
+        cases["end mlp_backward"] = first_mlp
         cases["end attention_backward"] = [
             *first_layer,
             (missing, b.early_gradients),
@@ -115,10 +133,10 @@ def _backward_cases(
 
 def _last_layer_cases(
     b: StageBundles, working: dict[str, Bundle], base: Case, missing: Any
-) -> dict[str, Case]:
+) -> dict[str, Moment]:
     """While the last layer is computed, and the one before it."""
     one: Any = 1
-    cases: dict[str, Case] = {}
+    cases: dict[str, Moment] = {}
     plain_last = one - b.last_recomputed
     unmade: Case = [(-plain_last, b.layer_mlp)]
     live: Case = [(one, b.layers), (b.last_recomputed, b.recomputed_extra)]
@@ -143,11 +161,11 @@ def _last_layer_cases(
     if np.any(b.last_recomputed):
         again: Case = [*base, *live, (-one, b.layer_mlp), (one, working["attention_forward"])]
         again.append((one, working["recomputation"]))
-        cases["attention_forward again"] = _where(b.last_recomputed, again)
+        cases["attention_forward again"] = Conditional(b.last_recomputed, again)
         if reducing:
             again = [*again, (-one, b.layer), (one, b.recomputed_extra), (one, working["reduction"])]
             again.append((reduced, b.late_layer_gradients))
-            cases["attention_forward again, reducing"] = _where(b.last_recomputed, again)
+            cases["attention_forward again, reducing"] = Conditional(b.last_recomputed, again)
     if reducing:
         # The layer before: the last one has gone, but for its gradients.
         gone: Case = [(-one, b.layer), (b.last_recomputed, b.recomputed_extra)]
@@ -164,7 +182,7 @@ def _last_layer_cases(
         filled, one_layer = layers_of_a_bucket(b), b.layers.times(1.0 / b.num_layers)
         bucket: Case = [(-filled, one_layer), (one, working["summing"])]
         for name, backward in (("mlp", mlp), ("attention", attention)):
-            summing = _where((filled > 0) & (filled < b.num_layers), [*backward, *bucket])
+            summing = Conditional((filled > 0) & (filled < b.num_layers), [*backward, *bucket])
             cases[f"{name}_backward, summing"] = summing
     return cases
 
@@ -172,8 +190,3 @@ def _last_layer_cases(
 def layers_of_a_bucket(bundles: StageBundles) -> Any:
     """Layers whose gradients fill one bucket of those that are summed together."""
     return np.ceil(bundles.working["summing"].total / bundles.layer_gradients.total)
-
-
-def _where(condition: Any, case: Case) -> Case:
-    """The case where the condition is 1, nothing where it is 0."""
-    return [(condition * count, bundle) for count, bundle in case]
