@@ -46,6 +46,8 @@ class Choices:
     """Heads split over sp, or over neighbours in sp with a ring over the rest."""
     uneven_splits: bool = True
     """More splits of the layers than the even one, if the trainer has them."""
+    tight_splits: bool = True
+    """Of these also such as only tight memory asks for, in a pass of their own (tight_splits.py)."""
     most_chunks: int | None = None
     """Of an interleaved stage; None: as many as its layers allow."""
 
@@ -216,12 +218,12 @@ def schedules(pp: int, layers: tuple[int, ...], pins: Pins, has: Choices) -> Ite
 
 
 def pipelines(
-    question: Question, pp: int, pins: Pins, has: Choices
+    question: Question, pp: int, pins: Pins, has: Choices, splits: list[tuple[int, ...]] | None = None
 ) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-    """(schedule, num_virtual_stages, layers of each stage), the even split first."""
+    """(schedule, num_virtual_stages, layers of each stage), the even split first; or these splits."""
     even, *others = stage_splits(question, pp, pins)
     others = others if has.uneven_splits else []
-    for layers in (even, *others):
+    for layers in (even, *others) if splits is None else splits:
         for schedule, chunks in schedules(pp, layers, pins, has):
             # In a V the first stage has the head, so that what suits the last stage suits the first.
             mirrored = schedule == "zbv" and layers != even

@@ -100,11 +100,15 @@ Sizes = Callable[[int, int, int, int], tuple[int, ...]]
 
 
 def candidate_grids(
-    question: Question, pins: Pins, has: Choices, sizes: Sizes | None = None
+    question: Question,
+    pins: Pins,
+    has: Choices,
+    sizes: Sizes | None = None,
+    splits_of: Callable[[Question, int, Pins], list[tuple[int, ...]]] | None = None,
 ) -> Iterator[Grid]:
     """Every candidate, a grid for each pipeline (pp, schedule, its longest stage); even ones come first.
 
-    `sizes`: instead of the micro-batch sizes of layout_space.py.
+    `sizes`, `splits_of`: instead of the micro-batch sizes and the splits of the layers of layout_space.py.
     """
     kernels = [
         KERNELS.index(pins.kernel or best_kernel(question, question.precision, name)) for name in ATTENTIONS
@@ -121,15 +125,16 @@ def candidate_grids(
         weight = weight * sum(own.astype(np.int64) for _, own in distinct)
         columns.update(rows, kernel=np.array(kernels, dtype=np.int64)[rows["attention"]])
         families: dict[tuple[int, str, int], list[tuple[int, ...]]] = {}
-        for schedule, chunks, layers in pipelines(question, pp, pins, has):
+        splits = None if splits_of is None else splits_of(question, pp, pins)
+        for schedule, chunks, layers in pipelines(question, pp, pins, has, splits):
             families.setdefault((max(layers, default=0), schedule, chunks), []).append(layers)
         first = next(iter(families), (0, "", 0))[0]
-        for (longest, schedule, chunks), splits in families.items():
+        for (longest, schedule, chunks), alike in families.items():
             options = np.array(recompute_options(longest, pins, has), dtype=np.int64).reshape(-1, 2)
             recompute, recompute_layers = options.T[:, :, None, None]
             table = LayoutTable(
                 pp=pp,
-                stage_layers=splits[0],
+                stage_layers=alike[0],
                 schedule=schedule,
                 num_virtual_stages=chunks,
                 precision=question.precision,
@@ -138,7 +143,7 @@ def candidate_grids(
                 recompute_layers=recompute_layers,
                 **columns,  # type: ignore[arg-type]  # more_orders is none of them
             )
-            grid = Grid(table, weight, distinct, tuple(splits), evenly=longest == first)
+            grid = Grid(table, weight, distinct, tuple(alike), evenly=longest == first)
             if grid.evenly:
                 yield grid
             else:

@@ -102,6 +102,11 @@ class Leaders:
                 break
         return kept
 
+    @property
+    def best_s(self) -> float:
+        """Seconds of the first; infinite where there is none."""
+        return self._rows[0][0][0] if self._rows else np.inf
+
     def layouts(self) -> list[Layout]:
         """The fastest first."""
         return [table.row(row) for _, _, table, row in self._rows]

@@ -1,4 +1,7 @@
-"""One pass over all candidates: legality as masks, memory for what is legal, time for what fits.
+"""One pass over the candidates: legality as masks, memory for what is legal, time for what fits.
+
+What it leaves out at first comes where it may lead: micro-batch sizes between those tried (sizes_between.py),
+and then splits of the layers that tight memory asks for (tight_splits.py).
 
 Nothing is built for a candidate but its cell in a grid; a Layout is made of the few that are shown. Of
 layouts that differ in nothing but recomputation only those with the fewest layers of each mode are timed
@@ -17,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seqplan.planner.choosing.bounds import RowBounds, row_bounds
-from seqplan.planner.choosing.layout_grid import Grid, candidate_grids
+from seqplan.planner.choosing.layout_grid import Grid, Sizes, candidate_grids
 from seqplan.planner.choosing.layout_table import RECOMPUTES, Bools, LayoutTable
 from seqplan.planner.choosing.ranking import Leaders
 from seqplan.planner.choosing.sizes_between import SizesBetween
+from seqplan.planner.choosing.tight_splits import TightRows, tight_splits
 from seqplan.planner.layout import Layout
 from seqplan.planner.layout_space import Choices
 from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
@@ -72,17 +76,30 @@ class _Scanner:
 
     def run(self, pins: Pins, choices: Choices) -> Scan:
         between = SizesBetween(self.question, pins)
+        self.tight = TightRows(self.question, pins, choices)
         for grid in candidate_grids(self.question, pins, choices):
             self._sift(grid, between if self.top and between.thinned else None)
         if (sizes := between.to_try(self.leaders.worst_s)) is not None:
-            for grid in candidate_grids(self.question, pins, choices, sizes):
-                self._sift(self._hopeful(grid))
+            for number, grid in enumerate(candidate_grids(self.question, pins, choices, sizes), start=1):
+                self._sift(self._hopeful(grid), number=number)
+        if (sizes := self._tight_sizes()) is not None:
+            self.tight.matters = False
+            for grid in candidate_grids(self.question, pins, choices, sizes, tight_splits):
+                self._sift(grid)
         if self.over_memory:
             self.fallen["memory"] = (self.over_memory, self.example)
         ranked = sorted(self.fallen.items(), key=lambda item: -item[1][0])
         self.result.rejected = tuple(Rejected(rule=rule, count=n, example=text) for rule, (n, text) in ranked)
         self.result.best = self.leaders.layouts()
         return self.result
+
+    def _tight_sizes(self) -> Sizes | None:
+        """Micro-batch sizes, by degrees, of rows that splits for tight memory may help."""
+        if not self.top or not self.tight.matters:
+            return None
+        device, spared = self.question.cluster.device, self.question.train.headroom_fraction
+        limit = float(device.memory_bytes) * (1.0 - spared)
+        return self.tight.to_try(self.leaders.layouts(), self.leaders.best_s, limit)
 
     def _hopeful(self, grid: Grid) -> Grid:
         """The rows that may still lead."""
@@ -98,8 +115,11 @@ class _Scanner:
             rows = rows[row_bounds(self.question, part).least_s(part.table) <= self.leaders.worst_s]
         return grid.take(rows)
 
-    def _sift(self, grid: Grid, between: SizesBetween | None = None) -> None:
-        """Legality of one grid in all its splits; what stands is costed chunk by chunk."""
+    def _sift(self, grid: Grid, between: SizesBetween | None = None, number: int = 0) -> None:
+        """Legality of one grid in all its splits; what stands is costed chunk by chunk.
+
+        Grids of one `number` and pp have the same rows.
+        """
         if not len(grid.table):
             return
         if between is not None:
@@ -113,7 +133,8 @@ class _Scanner:
             cells = self._standing(grid, sieved)
             legal = np.asarray(cells.reshape(-1, cells.shape[-1]).any(axis=0))
             for chosen in row_chunks(grid.table, np.flatnonzero(legal)):
-                fitted = self._cost([each.take(chosen) for each in splits], cells[..., chosen])
+                fitted, light = self._cost([each.take(chosen) for each in splits], cells[..., chosen])
+                self.tight.judged(number, grid, chosen, ~light)
                 if between is not None:
                     between.judged(grid, chosen, fitted)
 
@@ -131,17 +152,19 @@ class _Scanner:
             text = text or rule.message(self.question, grid.example(cells).row(0))
             self.fallen[rule.name] = (count + number, text)
 
-    def _cost(self, splits: list[Grid], standing: Bools) -> Bools:
+    def _cost(self, splits: list[Grid], standing: Bools) -> tuple[Bools, Bools]:
         """Memory of the cells that stand, and the time of those that fit and may still lead.
 
-        Returns the rows of which any cell fits.
+        Returns the rows of which any cell fits, and those that fit without recomputation.
         """
         shared = StageMemories(self.question, splits[0].table)
         bounds: RowBounds | None = None
-        fitted = np.zeros(len(splits[0].table), dtype=np.bool_)
+        fitted = light = np.zeros(len(splits[0].table), dtype=np.bool_)
+        without = np.flatnonzero(splits[0].table.recompute[:, 0, 0] == RECOMPUTES.index("none"))
         for grid in splits:
             fits = self._fitting(grid, standing, shared)
-            fitted |= fits.any(axis=(0, 1))
+            fitted = fitted | fits.any(axis=(0, 1))
+            light = light | fits[without].any(axis=(0, 1))
             if not self.top or not fits.any():
                 continue
             if np.isfinite(self.leaders.worst_s):
@@ -149,7 +172,7 @@ class _Scanner:
                 fits &= bounds.least_s(grid.table) <= self.leaders.worst_s
             if fits.any():
                 lead(self.question, self.leaders, grid, fits)
-        return fitted
+        return fitted, light
 
     def _fitting(self, grid: Grid, standing: Bools, shared: StageMemories) -> Bools:
         """Which of the cells that stand fit; they are counted, and the nearest miss is kept."""
@@ -161,6 +184,7 @@ class _Scanner:
         if not number and not self.result.fitting:
             peak = np.where(standing, memory.peak_bytes, np.inf)
             least = int(np.argmin(peak))
+            self.tight.peaked(grid, float(peak.flat[least]))
             if peak.flat[least] < self.least_peak:
                 self.least_peak = float(peak.flat[least])
                 self.result.nearest = grid.table.flat([least]).row(0)
