@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from seqplan.planner.choosing import sensitivity as sensitivity_module
 from seqplan.planner.choosing.layout_table import from_layout
 from seqplan.planner.choosing.played_leaders import REACH, played_leaders, told
 from seqplan.planner.choosing.sensitivity import sensitivity
@@ -13,7 +14,7 @@ from seqplan.planner.question import Pins, Question
 from seqplan.planner.search import score, suggest
 from seqplan.planner.time_model import time_table
 from tests.planner.formula_cases import layout, our_trainer
-from tests.planner.samples import cluster, decoder, question
+from tests.planner.samples import cluster, decoder, number, question
 
 EXACT = 1e-9
 UNEVEN: dict[str, Any] = {"stage_layers": (4, 4, 3, 1)}
@@ -74,8 +75,9 @@ def test_what_cannot_come_first_is_not_played() -> None:
     assert played_leaders(asked, [fast, slow], 2).played == 2
 
 
-def test_sensitivity_keeps_the_simulations_correction() -> None:
+def test_sensitivity_keeps_the_simulations_correction(monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader whose closed form is shorter than the pick's does not win by that alone."""
+    monkeypatch.setattr(sensitivity_module, "SMALL", 100.0)
     asked = asked_of()
     first, second = layout(asked, pp=4, tp=2), layout(asked, pp=2, tp=4)
     if closed_form_s(asked, first) > closed_form_s(asked, second):
@@ -83,3 +85,22 @@ def test_sensitivity_keeps_the_simulations_correction() -> None:
     assert sensitivity(asked, [second, first]).verdict == "close call"
     much = 10 * closed_form_s(asked, second) / closed_form_s(asked, first)
     assert sensitivity(asked, [second, first], [1.0, much]).verdict == "stable"
+
+
+def test_sensitivity_plays_again_what_was_far_from_its_closed_form() -> None:
+    """What such a leader gains under a change is what `score` says of both under it."""
+    asked = asked_of(global_batch_size=4)
+    zero_bubble, plain = (layout(asked, pp=4, tp=2, schedule=name, **UNEVEN) for name in ("zbh2", "1f1b"))
+    leaders = played_leaders(asked, [zero_bubble, plain], 2)
+    assert max(abs(each - 1) for each in leaders.corrections) > sensitivity_module.SMALL
+    pair = leaders.layouts[::-1]
+    found = sensitivity(asked, pair, leaders.corrections[::-1])
+    change = next(each for each in found.changes if (each.rate, each.factor) == ("devices' matmuls", 0.8))
+    device = asked.cluster.device
+    peaks = {name: number(0.8 * float(rate)) for name, rate in device.peak_flops_per_s.items()}
+    slower = asked.cluster.model_copy(
+        update={"device": device.model_copy(update={"peak_flops_per_s": peaks})}
+    )
+    steps = [score(asked.model_copy(update={"cluster": slower}), each).time for each in pair]
+    times = [step.step_time_s for step in steps if step is not None]
+    assert change.gain_fraction == pytest.approx(1 - times[1] / times[0], rel=1e-6)

@@ -22,6 +22,9 @@ from seqplan.planner.time_model import time_table
 SEEN = 24
 """Leaders that are timed again."""
 
+SMALL = 0.01
+"""A correction up to this is taken to stay; leaders with a larger one are played again under a change."""
+
 FACTORS = (0.8, 1.2)
 
 WITHIN = 1.25
@@ -36,14 +39,20 @@ def sensitivity(
 ) -> Sensitivity:
     """How the first of the leaders fares under each change.
 
-    `corrections`: by how much each leader's event simulation is longer than its closed form; it is taken to
-    stay so, which saves playing every leader under every change.
+    `corrections`: by how much each leader's event simulation is longer than its closed form; a small one is
+    taken to stay so, which saves playing every leader under every change.
     """
     factors = np.ones(len(leaders)) if corrections is None else np.array(corrections)
     changes, names = [], []
     for name, factor, changed in _changes(question):
         names += [name] * (name not in names)
-        seconds = factors * _times(changed, leaders)
+        closed = np.array(_times(changed, leaders))
+        seconds = factors * closed
+        # What waits for its neighbours is longer by a time of its own, not by a share.
+        far = (abs(factors - 1) > SMALL) & (np.minimum(closed, seconds) <= seconds[0])
+        far[0] |= far.any()  # the pick is compared with them
+        again = np.flatnonzero(far)
+        seconds[again] = _times(changed, [leaders[place] for place in again], played=True)
         best = int(np.argmin(seconds))
         gain = 1.0 - seconds[best] / seconds[0]
         if gain >= LEAST_GAIN:
@@ -81,7 +90,7 @@ def _scaled(rate: float, factor: float) -> Quantity:
     return Quantity(float(rate) * factor, f"{factor:g} of the profile's, to see what changes")
 
 
-def _times(question: Question, layouts: list[Layout]) -> list[float]:
+def _times(question: Question, layouts: list[Layout], played: bool = False) -> list[float]:
     """Step times in the order of the layouts; those of one pipeline together."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, layout in enumerate(layouts):
@@ -89,7 +98,7 @@ def _times(question: Question, layouts: list[Layout]) -> list[float]:
     seconds = [0.0] * len(layouts)
     for places in groups.values():
         table = from_layouts([layouts[place] for place in places], question.train)
-        for place, value in zip(places, time_table(question, table).step_time_s, strict=True):
+        for place, value in zip(places, time_table(question, table, played=played).step_time_s, strict=True):
             seconds[place] = float(value)
     return seconds
 
