@@ -8,6 +8,7 @@ fault of our own shows a traceback.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -19,6 +20,9 @@ from seqplan.planner.errors import SeqplanError
 BAD_INPUT = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+FEW_COLLECTIONS = 50_000
+"""Objects between collections: what planning makes is freed by its last reference, and looking costs 3 %."""
+
 USE_TORCH = frozenset({"run", "calibrate", "verify"})
 """Commands that use torch, whose own linear algebra may read the same variable."""
 
@@ -55,6 +59,7 @@ def _command(typed: list[str]) -> int:
     if not USE_TORCH.intersection(typed[:1]):
         # OpenBLAS starts a thread a core as numpy loads; they wait by spinning: 0.1 CPU-s for no product.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        gc.set_threshold(FEW_COLLECTIONS)
     import typer
 
     from seqplan.cli import app

@@ -88,14 +88,16 @@ class Network:
 
     def group(self, table: LayoutTable, axes: tuple[str, ...]) -> Group:
         """The ranks that differ in `axes` only; of a table in several orders a row of groups for each."""
-        if (self, axes) not in table.groups:
+        # Where ranks lie does not depend on how fast the links are.
+        place = (self.gpus_per_node, self.ranks_on_node, self.one_node, axes)
+        if place not in table.groups:
             found = [self._group(table, order, axes) for order in (table.mesh_order, *table.more_orders)]
             if table.more_orders:
                 shape = (len(found), 1, 1, len(table))
                 columns = [(group.size, group.ranks_per_node, self._sharing(group)) for group in found]
                 found = [Group(*(np.reshape(column, shape) for column in zip(*columns, strict=True)))]
-            table.groups[self, axes] = found[0]
-        group: Group = table.groups[self, axes]
+            table.groups[place] = found[0]
+        group: Group = table.groups[place]
         return group
 
     def _group(self, table: LayoutTable, order: tuple[str, ...], axes: tuple[str, ...]) -> Group:

@@ -14,7 +14,7 @@ import numpy as np
 
 from seqplan.planner.activations import Floats
 from seqplan.planner.choosing.layout_table import LayoutTable
-from seqplan.planner.memory.stage_moments import Case
+from seqplan.planner.memory.stage_moments import Moment
 from seqplan.planner.memory_model import memory_table, overhead_bytes
 from seqplan.planner.question import Question
 from seqplan.planner.results import MEMORY_KINDS, TIME_KINDS, MemoryEstimate, StageMemory, TimeEstimate
@@ -45,7 +45,7 @@ def _worst_first(stages: tuple[StageMemory, ...], limit_bytes: float) -> MemoryE
     )
 
 
-def _stage_rows(question: Question, table: LayoutTable, stage: int, cases: list[Case]) -> list[StageMemory]:
+def _stage_rows(question: Question, table: LayoutTable, stage: int, cases: list[Moment]) -> list[StageMemory]:
     """One stage of every row, each row at its own worst moment."""
     size = len(table)
     totals = np.stack([np.broadcast_to(_total(case), size) for case in cases])
@@ -75,7 +75,7 @@ def _stage_memory(stage: int, by_kind: dict[str, float], overheads: dict[str, fl
     )
 
 
-def _total(case: Case) -> Any:
+def _total(case: Moment) -> Any:
     total: Any = 0.0
     for count, bundle in case:
         if bundle.by_kind:

@@ -26,7 +26,7 @@ FEW_DIVISORS = 10
 then those at least FARTHER times the one before, and the largest. Sizes between these come in a second
 pass, where one of them may lead (sizes_between.py)."""
 
-FARTHER = 4
+FARTHER = 16
 
 
 @dataclass(frozen=True)

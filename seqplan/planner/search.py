@@ -107,7 +107,7 @@ def suggest(question: Question, pins: Pins | None = None, top: int = 10) -> Sugg
     padding = _padding(question, pins, ranked[0].layout.tp) if ranked else []
     placed = [f"links: {line}" for one in shown for line in placement_lines(question, one.layout, one.time)]
     played = told(found.best, leaders) if found.best else None
-    near = leaders.within(WITHIN)
+    near = leaders.within(WITHIN).of_one_split()
     assumed = (*assumptions(question), *how_sure(question))
     return Suggestion(
         pick=ranked[0] if ranked else None,

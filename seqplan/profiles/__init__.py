@@ -10,12 +10,11 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqplan.planner.cluster_spec import ClusterSpec
 from seqplan.planner.errors import SeqplanError
 from seqplan.planner.implementation import ImplementationSpec
-from seqplan.planner.measured.published import PublishedSource
 from seqplan.planner.model_spec import ModelSpec
 from seqplan.planner.reading.strict_yaml import parse_yaml
 from seqplan.planner.reading.text_file import read_text
@@ -31,6 +30,9 @@ from seqplan.profiles.resources import (
     read_profile,
 )
 from seqplan.profiles.unknown_name import unknown_name
+
+if TYPE_CHECKING:
+    from seqplan.planner.measured.published import PublishedSource
 
 _YAML = (".yaml", ".yml")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -62,6 +64,8 @@ def published_names() -> tuple[str, ...]:
 
 def load_published(name: str) -> PublishedSource:
     """One publication's measurements, by its built-in name."""
+    from seqplan.planner.measured.published import PublishedSource
+
     if name not in published_names():
         raise SeqplanError(f"{unknown_name('publication', name, published_names())}.")
     return validate_spec(PublishedSource, read_profile(PUBLISHED, name), f"built-in publication {name}")

@@ -82,8 +82,13 @@ class LayoutTable:
 
     @cached_property
     def groups(self) -> dict[Any, Any]:
-        """Where the groups of ranks lie, by network and axes: collectives.py finds out once for a table."""
+        """Where the groups of ranks lie, by nodes and axes: collectives.py finds out once for a table."""
         return {}
+
+    @cached_property
+    def parameters(self) -> list[tuple[Any, Any, Any]]:
+        """Model, trainer and their RankParameters: model_states.py finds out once for a table."""
+        return []
 
     def __len__(self) -> int:
         return self.shape[-1]

@@ -45,6 +45,19 @@ class Leaders:
         count = sum(seconds <= factor * min(self.played_s) for seconds in self.played_s)
         return Leaders(self.layouts[:count], self.closed_form_s[:count], self.played_s[:count], self.played)
 
+    def of_one_split(self) -> Leaders:
+        """The first of those that differ in nothing but how the layers lie on the stages."""
+        first: dict[Layout, int] = {}
+        for place, layout in enumerate(self.layouts):
+            first.setdefault(layout.model_copy(update={"stage_layers": ()}), place)
+        kept = list(first.values())
+        return Leaders(
+            [self.layouts[place] for place in kept],
+            [self.closed_form_s[place] for place in kept],
+            [self.played_s[place] for place in kept],
+            self.played,
+        )
+
     @property
     def corrections(self) -> list[float]:
         """By how much each step is longer than in closed form."""
@@ -57,15 +70,20 @@ def played_leaders(question: Question, layouts: list[Layout], shown: int) -> Lea
     `shown`: how many of them matter.
     """
     closed = np.zeros(len(layouts))
-    for places in _by_pipeline(layouts, range(len(layouts))):
-        table = from_layouts([layouts[place] for place in places], question.train)
+    tables = [
+        (places, from_layouts([layouts[place] for place in places], question.train))
+        for places in _by_pipeline(layouts, range(len(layouts)))
+    ]
+    for places, table in tables:
         closed[places] = time_table(question, table).step_time_s
     played = closed.copy()
     reach = REACH * np.sort(closed)[: max(shown, 1)][-1] if layouts else 0.0
     near = [place for place, layout in enumerate(layouts) if layout.pp > 1 and closed[place] <= reach]
-    for places in _by_pipeline(layouts, near):
-        table = from_layouts([layouts[place] for place in places], question.train)
-        played[places] = time_table(question, table, played=True).step_time_s
+    for places, table in tables:
+        some = np.flatnonzero(np.isin(places, near))
+        if len(some):
+            part = table if len(some) == len(places) else table.take(some)
+            played[np.array(places)[some]] = time_table(question, part, played=True).step_time_s
     order = [int(place) for place in np.argsort(rounded_time_s(played), kind="stable")]
     return Leaders(
         [layouts[place] for place in order],

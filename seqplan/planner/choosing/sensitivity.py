@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from seqplan.planner.choosing.layout_table import from_layouts, pipeline_key
+from seqplan.planner.activations import Floats
+from seqplan.planner.choosing.layout_table import LayoutTable, from_layouts, pipeline_key
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.reading.quantity import Quantity
@@ -43,16 +44,19 @@ def sensitivity(
     taken to stay so, which saves playing every leader under every change.
     """
     factors = np.ones(len(leaders)) if corrections is None else np.array(corrections)
+    tables = _tables(question, leaders)
     changes, names = [], []
     for name, factor, changed in _changes(question):
         names += [name] * (name not in names)
-        closed = np.array(_times(changed, leaders))
+        closed = _times(changed, tables)
         seconds = factors * closed
         # What waits for its neighbours is longer by a time of its own, not by a share.
         far = (abs(factors - 1) > SMALL) & (np.minimum(closed, seconds) <= seconds[0])
         far[0] |= far.any()  # the pick is compared with them
         again = np.flatnonzero(far)
-        seconds[again] = _times(changed, [leaders[place] for place in again], played=True)
+        if len(again):
+            played = _tables(question, [leaders[place] for place in again])
+            seconds[again] = _times(changed, played, played=True)
         best = int(np.argmin(seconds))
         gain = 1.0 - seconds[best] / seconds[0]
         if gain >= LEAST_GAIN:
@@ -90,16 +94,26 @@ def _scaled(rate: float, factor: float) -> Quantity:
     return Quantity(float(rate) * factor, f"{factor:g} of the profile's, to see what changes")
 
 
-def _times(question: Question, layouts: list[Layout], played: bool = False) -> list[float]:
-    """Step times in the order of the layouts; those of one pipeline together."""
+Tables = list[tuple[list[int], LayoutTable]]
+"""Layouts of one pipeline together, with their places among all."""
+
+
+def _tables(question: Question, layouts: list[Layout]) -> Tables:
+    """They serve every change of rates."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, layout in enumerate(layouts):
         groups.setdefault(pipeline_key(layout), []).append(place)
-    seconds = [0.0] * len(layouts)
-    for places in groups.values():
-        table = from_layouts([layouts[place] for place in places], question.train)
-        for place, value in zip(places, time_table(question, table, played=played).step_time_s, strict=True):
-            seconds[place] = float(value)
+    return [
+        (places, from_layouts([layouts[place] for place in places], question.train))
+        for places in groups.values()
+    ]
+
+
+def _times(question: Question, tables: Tables, played: bool = False) -> Floats:
+    """Step times in the order of the layouts."""
+    seconds = np.zeros(sum(len(places) for places, _ in tables))
+    for places, table in tables:
+        seconds[places] = time_table(question, table, played).step_time_s
     return seconds
 
 

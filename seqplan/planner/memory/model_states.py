@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -91,6 +91,15 @@ def head_stage(table: LayoutTable) -> int:
 
 def rank_parameters(question: Question, table: LayoutTable) -> RankParameters:
     """Parameters of one layer and of both ends on the fullest rank, for every row of the table."""
+    for model, trainer, known in table.parameters:
+        if model is question.model and trainer is question.implementation:
+            return cast(RankParameters, known)
+    found = _rank_parameters(question, table)
+    table.parameters.append((question.model, question.implementation, found))
+    return found
+
+
+def _rank_parameters(question: Question, table: LayoutTable) -> RankParameters:
     model = question.model
     vocab_per_rank = column(
         question.implementation.capabilities.padded_vocab(model.vocab_size, table.tp) // table.tp
