@@ -13,6 +13,7 @@ answer as without bounds):
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from seqplan.planner.choosing.layout_table import Bools, Ints, LayoutTable
 from seqplan.planner.choosing.ranking import Leaders
 from seqplan.planner.choosing.scan import lead, row_chunks
 from seqplan.planner.layout import Layout
-from seqplan.planner.layout_space import all_choices
+from seqplan.planner.layout_space import all_choices, micro_batch_sizes
 from seqplan.planner.memory.peak_memory import StageMemories, peak_memory
 from seqplan.planner.memory.symbols import layout_values
 from seqplan.planner.question import Pins, Question
+from seqplan.planner.reading.integers import divisors
 from seqplan.planner.rules.legality import RULES, sieve
 from seqplan.planner.time_model import time_table
 
@@ -63,7 +65,8 @@ class _Beyond:
     def _most_hopeful_first(self, pins: Pins) -> list[tuple[Grid, Ints, Floats]]:
         """The grids with rows that may be faster, and of each row the least seconds."""
         found = []
-        for grid in candidate_grids(self.question, pins, all_choices(self.question)):
+        sizes = partial(few_sizes, self.question.train.global_batch_size, pins)
+        for grid in candidate_grids(self.question, pins, all_choices(self.question), sizes):
             rows, bounds = self._bounds(grid)
             if bounds is None:
                 continue
@@ -140,6 +143,18 @@ class _Beyond:
             fits = standing & peak_memory(self.question, part.table, shared).fits
             if fits.any():
                 lead(self.question, self.leaders, part, fits)
+
+
+def few_sizes(batch: int, pins: Pins, pp: int, dp: int, tp: int, sp: int) -> tuple[int, ...]:
+    """Micro-batch sizes of these degrees: of many divisors those up to 8 and the powers of two.
+
+    The pick's own search has a second pass for those between; this space is too large for one.
+    """
+    known = micro_batch_sizes(batch, dp, pins)
+    every = divisors(batch // dp) if batch % dp == 0 else known
+    if pins.micro_batch_size is not None or len(known) == len(every):
+        return known
+    return tuple(size for size in every if size <= 8 or size & (size - 1) == 0)
 
 
 def selective_frees(question: Question, table: LayoutTable) -> Bools:
