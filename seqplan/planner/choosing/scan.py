@@ -39,6 +39,9 @@ GIB = 2**30
 CHUNK_CELLS = 1 << 17
 """Cells of a grid that are costed together: 1 MiB a column, so that a few columns stay in the cache."""
 
+FIRST = 8
+"""Leaders in whose pipelines splits for tight memory are tried."""
+
 
 @dataclass
 class Scan:
@@ -99,7 +102,7 @@ class _Scanner:
             return None
         device, spared = self.question.cluster.device, self.question.train.headroom_fraction
         limit = float(device.memory_bytes) * (1.0 - spared)
-        return self.tight.to_try(self.leaders.layouts(), self.leaders.best_s, limit)
+        return self.tight.to_try(self.leaders.layouts()[:FIRST], self.leaders.best_s, limit)
 
     def _hopeful(self, grid: Grid) -> Grid:
         """The rows that may still lead."""
