@@ -104,3 +104,17 @@ def test_sensitivity_plays_again_what_was_far_from_its_closed_form() -> None:
     steps = [score(asked.model_copy(update={"cluster": slower}), each).time for each in pair]
     times = [step.step_time_s for step in steps if step is not None]
     assert change.gain_fraction == pytest.approx(1 - times[1] / times[0], rel=1e-6)
+
+
+def test_of_splits_that_differ_in_nothing_else_the_first_stands_for_all() -> None:
+    asked = asked_of()
+    even, uneven = (layout(asked, pp=2, tp=4, stage_layers=split) for split in ((6, 6), (7, 5)))
+    other = layout(asked, pp=2, tp=4, micro_batch_size=2, stage_layers=(7, 5))
+    leaders = played_leaders(asked, [even, uneven, other], 3)
+    kept = leaders.of_one_split()
+    places = [leaders.layouts.index(each) for each in kept.layouts]
+    assert len(kept.layouts) == 2
+    assert other in kept.layouts
+    assert min(leaders.layouts.index(even), leaders.layouts.index(uneven)) in places
+    assert kept.played_s == [leaders.played_s[place] for place in places]
+    assert kept.closed_form_s == [leaders.closed_form_s[place] for place in places]
