@@ -260,6 +260,15 @@ def _start_fork_server() -> None:
     if _start_method() == "forkserver":
         multiprocessing.set_forkserver_preload(PRELOAD)
         ours = [(number, signal.signal(number, signal.SIG_IGN)) for number in FROM_A_TERMINAL]
-        forkserver.ensure_running()
-        for number, handler in ours:
-            signal.signal(number, handler)
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            if "too long" not in str(error):  # a socket's path has 108 bytes at most on Linux
+                raise
+            raise SeqplanError(
+                f"TMPDIR={tempfile.gettempdir()} is too long for a socket that lies in it ({error}).",
+                "Set TMPDIR to a shorter path, such as /tmp.",
+            ) from None
+        finally:
+            for number, handler in ours:
+                signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from seqplan.planner.errors import FailedError, SeqplanError
 from seqplan.planner.plan import Plan
+from seqplan.runtime import launch as launch_module
 from seqplan.runtime.launch import choose_device, launch
 from seqplan.runtime.launching import host_memory
 from seqplan.runtime.launching.failures import classify, explain_failure, record_failure, stack_file
@@ -105,6 +107,17 @@ def test_a_cpu_run_needs_the_memory_of_its_ranks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 2**29)
     with pytest.raises(SeqplanError, match=r"2 ranks on this CPU need 0.6 GiB, .* but 0.5 GiB are free"):
         host_memory.require_memory(plan, 2)
+
+
+def test_a_folder_too_deep_for_sockets_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_long() -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", too_long)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SeqplanError, match=r"^TMPDIR=.* is too long for a socket .* Set TMPDIR to a shorter"):
+        launch_module._start_fork_server()
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def on_two_nodes(plan: Plan) -> Plan:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -42,8 +44,7 @@ def test_what_was_ignored_at_the_start_stays_ignored(tmp_path: Path) -> None:
 
 def test_a_signal_before_any_rank_is_started_leaves_nothing(tmp_path: Path) -> None:
     """Sent as soon as the launcher has made a folder, a second or two before torch's own handlers."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix="sp-"))  # short: sockets lie in it
     launcher = start("hanging", "2", str(tmp_path), env={**os.environ, "TMPDIR": str(temporary)})
     try:
         deadline = time.monotonic() + PATIENCE_S
@@ -56,9 +57,11 @@ def test_a_signal_before_any_rank_is_started_leaves_nothing(tmp_path: Path) -> N
     finally:
         launcher.kill()
         launcher.wait()
+        left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
+        shutil.rmtree(temporary, ignore_errors=True)
     assert launcher.returncode == 143, said  # 128 + 15
     assert said == "Ended by SIGTERM; all ranks of this node have been stopped.\n"
-    assert not [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
+    assert not left
 
 
 STUCK = """
