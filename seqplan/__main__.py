@@ -24,7 +24,7 @@ FEW_COLLECTIONS = 50_000
 """Objects between collections: what planning makes is freed by its last reference, and looking costs 3 %."""
 
 USE_TORCH = frozenset({"run", "calibrate", "verify"})
-"""Commands that use torch, whose own linear algebra may read the same variable."""
+"""Commands that train or measure with torch, which may read the variable that is set below."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

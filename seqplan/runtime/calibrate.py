@@ -123,8 +123,7 @@ class Calibration:
         self.device, self.ranks_per_node, self.sizes = device, ranks_per_node, sizes
         self.kernels = kernels = compute.usable_kernels(device)
         # A GPU trains in bf16, where bytes are all that counts; a CPU widens bf16 for every operation.
-        narrowest = [*(dtype for dtype in kernels if dtype == "fp32"), *kernels][-1]
-        between = list(kernels) if device.type == "cpu" else [narrowest]
+        between = list(kernels) if device.type == "cpu" else list(kernels)[-1:]  # fp32 comes first
         self.traffic = [Traffic(device, dtype, sizes) for dtype in between]
         self.matmuls = [compute.Matmuls(device, dtype, sizes) for dtype in kernels]
         self.attention = [

@@ -11,6 +11,7 @@ for all of them, by numpy's own rules and without a word in any formula. The las
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, cast, get_args
@@ -218,6 +219,14 @@ def pipeline_key(layout: Layout) -> tuple[object, ...]:
         layout.precision,
         layout.mesh_order,
     )
+
+
+def tables_of(layouts: Sequence[Layout], train: TrainSpec) -> list[tuple[list[int], LayoutTable]]:
+    """Layouts of one pipeline together as a table, with their places among all."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, layout in enumerate(layouts):
+        groups.setdefault(pipeline_key(layout), []).append(place)
+    return [(places, from_layouts([layouts[place] for place in places], train)) for places in groups.values()]
 
 
 def concatenate(tables: list[LayoutTable]) -> LayoutTable:

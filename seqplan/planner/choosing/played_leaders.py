@@ -7,12 +7,11 @@ the simulation counts, and it is said. Leaders of one pipeline are played togeth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from seqplan.planner.choosing.layout_table import from_layouts, pipeline_key
+from seqplan.planner.choosing.layout_table import tables_of
 from seqplan.planner.choosing.ranking import rounded_time_s
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
@@ -70,10 +69,7 @@ def played_leaders(question: Question, layouts: list[Layout], shown: int) -> Lea
     `shown`: how many of them matter.
     """
     closed = np.zeros(len(layouts))
-    tables = [
-        (places, from_layouts([layouts[place] for place in places], question.train))
-        for places in _by_pipeline(layouts, range(len(layouts)))
-    ]
+    tables = tables_of(layouts, question.train)
     for places, table in tables:
         closed[places] = time_table(question, table).step_time_s
     played = closed.copy()
@@ -91,13 +87,6 @@ def played_leaders(question: Question, layouts: list[Layout], shown: int) -> Lea
         [float(played[place]) for place in order],
         len(near),
     )
-
-
-def _by_pipeline(layouts: list[Layout], places: Iterable[int]) -> list[list[int]]:
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for place in places:
-        groups.setdefault(pipeline_key(layouts[place]), []).append(place)
-    return list(groups.values())
 
 
 def told(found: list[Layout], leaders: Leaders) -> PlayedLeaders | None:

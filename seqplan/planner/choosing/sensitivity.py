@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.activations import Floats
-from seqplan.planner.choosing.layout_table import LayoutTable, from_layouts, pipeline_key
+from seqplan.planner.choosing.layout_table import LayoutTable, tables_of
 from seqplan.planner.layout import Layout
 from seqplan.planner.question import Question
 from seqplan.planner.reading.quantity import Quantity
@@ -24,7 +24,7 @@ SEEN = 24
 """Leaders that are timed again."""
 
 SMALL = 0.01
-"""A correction up to this is taken to stay; leaders with a larger one are played again under a change."""
+"""Assumed: a correction up to this is taken to stay; leaders with a larger one are played again under a change."""
 
 FACTORS = (0.8, 1.2)
 
@@ -44,7 +44,7 @@ def sensitivity(
     taken to stay so, which saves playing every leader under every change.
     """
     factors = np.ones(len(leaders)) if corrections is None else np.array(corrections)
-    tables = _tables(question, leaders)
+    tables = tables_of(leaders, question.train)  # they serve every change of rates
     changes, names = [], []
     for name, factor, changed in _changes(question):
         names += [name] * (name not in names)
@@ -55,7 +55,7 @@ def sensitivity(
         far[0] |= far.any()  # the pick is compared with them
         again = np.flatnonzero(far)
         if len(again):
-            played = _tables(question, [leaders[place] for place in again])
+            played = tables_of([leaders[place] for place in again], question.train)
             seconds[again] = _times(changed, played, played=True)
         best = int(np.argmin(seconds))
         gain = 1.0 - seconds[best] / seconds[0]
@@ -94,22 +94,7 @@ def _scaled(rate: float, factor: float) -> Quantity:
     return Quantity(float(rate) * factor, f"{factor:g} of the profile's, to see what changes")
 
 
-Tables = list[tuple[list[int], LayoutTable]]
-"""Layouts of one pipeline together, with their places among all."""
-
-
-def _tables(question: Question, layouts: list[Layout]) -> Tables:
-    """They serve every change of rates."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for place, layout in enumerate(layouts):
-        groups.setdefault(pipeline_key(layout), []).append(place)
-    return [
-        (places, from_layouts([layouts[place] for place in places], question.train))
-        for places in groups.values()
-    ]
-
-
-def _times(question: Question, tables: Tables, played: bool = False) -> Floats:
+def _times(question: Question, tables: list[tuple[list[int], LayoutTable]], played: bool = False) -> Floats:
     """Step times in the order of the layouts."""
     seconds = np.zeros(sum(len(places) for places, _ in tables))
     for places, table in tables:

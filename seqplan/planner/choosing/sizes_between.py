@@ -18,7 +18,7 @@ from seqplan.planner.question import Pins, Question
 from seqplan.planner.reading.integers import divisors
 
 UNEVENNESS = 0.02
-"""By how much a larger micro-batch may be slower a sequence after all: whole tiles of a matmul."""
+"""Assumed: by how much a larger micro-batch may be slower a sequence after all: whole tiles of a matmul."""
 
 ALIKE = ("dp", "tp", "sp", "attention", "ulysses_degree", "tp_sequence_parallel")
 

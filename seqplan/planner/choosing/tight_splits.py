@@ -20,7 +20,7 @@ from seqplan.planner.layout_space import Choices, stage_splits
 from seqplan.planner.question import Pins, Question
 
 FEWER = 2
-"""Layers that a first stage may have fewer than in the even split."""
+"""Layers that a first stage may have fewer than in the even split: enough in test_stage_splits.py."""
 
 
 def tight_splits(question: Question, pp: int, pins: Pins) -> list[tuple[int, ...]]:
