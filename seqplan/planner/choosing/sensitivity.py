@@ -24,7 +24,7 @@ SEEN = 24
 """Leaders that are timed again."""
 
 SMALL = 0.01
-"""Assumed: a correction up to this is taken to stay; leaders with a larger one are played again under a change."""
+"""Assumed: a correction up to this stays; leaders with a larger one are played again under a change."""
 
 FACTORS = (0.8, 1.2)
 
